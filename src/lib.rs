@@ -1,0 +1,1 @@
+//! memfit makes training fit in memory.
