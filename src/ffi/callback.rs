@@ -1,0 +1,101 @@
+//! The one trampoline through which C++ calls Rust.
+
+use std::os::raw::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::{Error, Result};
+
+/// What a closure gets from C++ and gives back: `mf_args` of the header.
+#[repr(C)]
+pub(crate) struct RawArguments {
+    input: *mut C_tensor,
+    output: *mut C_tensor,
+    closure: *mut c_void,
+    number: i64,
+}
+
+/// The safe face of [`RawArguments`].
+pub(crate) struct Arguments<'a> {
+    raw: &'a mut RawArguments,
+}
+
+impl Arguments<'_> {
+    /// The tensor that C++ passes in, if any.
+    pub(crate) fn input(&self) -> Option<Tensor> {
+        if self.raw.input.is_null() {
+            return None;
+        }
+        // SAFETY: the handle is valid for the call; the shallow clone owns itself.
+        Some(unsafe { Tensor::clone_from_ptr(self.raw.input) })
+    }
+
+    /// Hands a tensor to C++.
+    pub(crate) fn give_tensor(&mut self, tensor: Tensor) {
+        // SAFETY: the clone made here is owned by nobody else; the receiver frees it.
+        self.raw.output = unsafe { torch_sys::at_shallow_clone(tensor.as_ptr().cast_mut()) };
+    }
+
+    /// Hands a closure to C++.
+    pub(crate) fn give_closure(&mut self, closure: Closure) {
+        self.raw.closure = closure.into_raw();
+    }
+
+    /// The number that C++ passes in.
+    pub(crate) fn number(&self) -> i64 {
+        self.raw.number
+    }
+
+    /// Hands a number to C++.
+    pub(crate) fn give_number(&mut self, number: i64) {
+        self.raw.number = number;
+    }
+}
+
+type Body = Box<dyn FnMut(&mut Arguments<'_>) -> Result<()> + Send>;
+
+/// A Rust closure that C++ may call, one call at a time, on any thread.
+pub(crate) struct Closure(Box<Body>);
+
+impl Closure {
+    /// Boxes a closure. It must not be called again while it runs; C++ keeps that for the
+    /// links and hooks it makes of it.
+    pub(crate) fn new(body: impl FnMut(&mut Arguments<'_>) -> Result<()> + Send + 'static) -> Self {
+        Self(Box::new(Box::new(body)))
+    }
+
+    /// Gives it to C++, which frees it with `mf_drop_closure`.
+    pub(super) fn into_raw(self) -> *mut c_void {
+        Box::into_raw(self.0).cast()
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mf_call(closure: *mut c_void, args: *mut RawArguments) -> u64 {
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: `closure` came from `into_raw` and is not freed while C++ owns it; C++
+        // makes one call at a time.
+        let body = unsafe { &mut *closure.cast::<Body>() };
+        // SAFETY: `args` lives on the caller's stack for the call.
+        let raw = unsafe { &mut *args };
+        body(&mut Arguments { raw })
+    }));
+    match caught {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => error.park(),
+        Err(payload) => Error::from_panic(payload, "a closure called by libtorch").park(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mf_drop_closure(closure: *mut c_void) {
+    let dropped = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: `closure` came from `into_raw`; C++ gives it back once.
+        drop(unsafe { Box::from_raw(closure.cast::<Body>()) });
+    }));
+    if dropped.is_err() {
+        tracing::error!("a closure panicked while it was dropped");
+    }
+}

@@ -1,0 +1,12 @@
+//! libtorch beyond tch: safe wrappers over the C++ shim. `docs/ffi.md` is its manual.
+//!
+//! Only safe functions leave this room. Each submodule mirrors one `.cpp` file.
+#![allow(unsafe_code)]
+
+mod callback;
+pub(crate) mod grad;
+mod status;
+pub(crate) mod tensor;
+
+pub(crate) use callback::{Arguments, Closure};
+use status::check;

@@ -1,0 +1,19 @@
+#include "memfit.h"
+
+size_t mf_tensor_identity(mf_tensor tensor) noexcept {
+  return reinterpret_cast<size_t>(tensor->unsafeGetTensorImpl());
+}
+
+size_t mf_storage_identity(mf_tensor tensor) noexcept {
+  if (!tensor->defined() || !tensor->has_storage()) return 0;
+  return reinterpret_cast<size_t>(tensor->storage().unsafeGetStorageImpl());
+}
+
+uint64_t mf_tensor_version(mf_tensor tensor) noexcept {
+  if (!tensor->defined() || tensor->is_inference()) return 0;
+  return tensor->unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+int mf_tensor_bump_version(mf_tensor tensor) noexcept {
+  return memfit::guarded([&] { tensor->unsafeGetTensorImpl()->bump_version(); });
+}

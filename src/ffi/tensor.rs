@@ -1,0 +1,40 @@
+//! Identity and version of tensors and storages.
+
+use std::os::raw::c_int;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use super::check;
+use crate::error::Result;
+
+unsafe extern "C" {
+    fn mf_tensor_identity(tensor: *const C_tensor) -> usize;
+    fn mf_storage_identity(tensor: *const C_tensor) -> usize;
+    fn mf_tensor_version(tensor: *const C_tensor) -> u64;
+    fn mf_tensor_bump_version(tensor: *const C_tensor) -> c_int;
+}
+
+/// Equal for all handles of one tensor, while one of them is alive.
+pub(crate) fn identity(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { mf_tensor_identity(tensor.as_ptr()) }
+}
+
+/// Equal for all views of one storage, while one of them is alive; 0 without a storage.
+pub(crate) fn storage_identity(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { mf_storage_identity(tensor.as_ptr()) }
+}
+
+/// The version counter: how often the tensor was changed in place.
+pub(crate) fn version(tensor: &Tensor) -> u64 {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { mf_tensor_version(tensor.as_ptr()) }
+}
+
+/// Counts one change in place, for code that writes behind libtorch's back.
+pub(crate) fn bump_version(tensor: &Tensor) -> Result<()> {
+    // SAFETY: the handle is borrowed for the call.
+    check(unsafe { mf_tensor_bump_version(tensor.as_ptr()) })
+}

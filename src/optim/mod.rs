@@ -1,0 +1,143 @@
+//! Optimizers: the trait, parameter groups, and the built-in ones.
+
+mod group;
+
+pub use group::{GroupOptions, ParamGroup, Parameters};
+
+use std::fmt::Debug;
+
+use crate::error::{Error, Result};
+use crate::state::{Named, State, StateVisitor};
+use crate::step::{Conflict, Strategy, Update};
+
+/// Turns gradients into new parameters.
+///
+/// `groups`, `groups_mut`, `step` and `visit_state` make an optimizer; the rest has defaults.
+/// All state and scratch that an update needs is allocated before its first parameter
+/// moves.
+pub trait Optimizer: Debug + Send {
+    /// What the user wrote, as in `AdamW`.
+    fn name(&self) -> String;
+
+    /// The parameter groups.
+    fn groups(&self) -> &[ParamGroup];
+
+    /// The parameter groups, to set learning rates or to exchange tensors.
+    fn groups_mut(&mut self) -> &mut [ParamGroup];
+
+    /// Moves every parameter that requires a gradient and has one, and counts one step.
+    /// A frozen parameter is skipped, whatever gradient it still holds.
+    ///
+    /// # Errors
+    /// Before the first parameter moved: any error. After: [`Error::Poisoned`].
+    fn step(&mut self, update: &Update) -> Result<()>;
+
+    /// Names its state.
+    ///
+    /// # Errors
+    /// Those of the visitor.
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()>;
+
+    /// Allocates what `step` needs for every parameter that requires a gradient and has
+    /// no state yet. Called by `build()`, and by `step` itself first.
+    ///
+    /// # Errors
+    /// Out of memory; nothing moved.
+    fn allocate(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Starts one step: counts it and allocates, moves nothing. [`Optimizer::step`] is
+    /// `begin`, then [`Optimizer::step_parameter`] for each.
+    ///
+    /// # Errors
+    /// Out of memory; nothing moved.
+    fn begin(&mut self, update: &Update) -> Result<()> {
+        let _ = update;
+        Err(unsupported(self.name(), "stepping parameter by parameter"))
+    }
+
+    /// Moves one parameter, after [`Optimizer::begin`].
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
+        let _ = (group, index, update);
+        Err(unsupported(self.name(), "stepping parameter by parameter"))
+    }
+
+    /// The state tensors of one parameter, for a wrapper that moves them; empty before
+    /// [`Optimizer::allocate`] and for a frozen parameter.
+    fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut tch::Tensor> {
+        let _ = (group, index);
+        Vec::new()
+    }
+
+    /// Whether `step` multiplies gradients by [`Update::factor`] itself; otherwise the
+    /// driver does it in one pass before.
+    fn folds_factor(&self) -> bool {
+        false
+    }
+
+    /// Whether its state can be reached, saved and moved.
+    fn has_state(&self) -> bool {
+        true
+    }
+
+    /// Adds a group; its state is allocated now.
+    ///
+    /// # Errors
+    /// A parameter that is in a group already, bad options, out of memory.
+    fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        let _ = (parameters, options);
+        Err(unsupported(self.name(), "adding a group"))
+    }
+
+    /// Why it cannot work beside a strategy, if so.
+    fn conflict(&self, strategy: &dyn Strategy) -> Option<Conflict> {
+        let _ = strategy;
+        None
+    }
+
+    /// Drops the gradients of all its parameters, frozen ones too.
+    fn zero_grad(&mut self) {
+        for group in self.groups_mut() {
+            for parameter in group.parameters() {
+                crate::ffi::grad::take(&parameter.tensor);
+            }
+        }
+    }
+
+    /// Bytes of state, by device; an offloading wrapper counts what it keeps elsewhere too.
+    fn state_bytes(&mut self) -> u64 {
+        let mut bytes = 0;
+        for group in 0..self.groups().len() {
+            for index in 0..self.groups()[group].parameters().len() {
+                bytes += self.state_of(group, index).iter().map(|tensor| bytes_of(tensor)).sum::<u64>();
+            }
+        }
+        bytes
+    }
+
+    /// Loads a state collected from the same kind of optimizer over the same names.
+    ///
+    /// # Errors
+    /// [`Error::State`]; nothing was changed.
+    fn load(&mut self, state: &State) -> Result<()> {
+        self.allocate()?;
+        state.load(|visitor| self.visit_state(visitor))
+    }
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn bytes_of(tensor: &tch::Tensor) -> u64 {
+    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
+}
+
+fn unsupported(optimizer: String, what: &str) -> Error {
+    Error::Unsupported {
+        what: what.to_owned(),
+        place: format!("by {optimizer}"),
+        remedy: "use one of memfit's own optimizers".to_owned(),
+    }
+}

@@ -1,0 +1,75 @@
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+
+/// The loss of one micro-batch, with its weight.
+///
+/// The weight is the number of rows or tokens the loss speaks for. With it, a window of
+/// unequal micro-batches gives the gradient of the joined batch: backward runs on the mean
+/// times n/n₀ (n₀: the window's first weight), and the update divides once by Σn/n₀.
+#[derive(Debug)]
+pub struct Loss {
+    tensor: Tensor,
+    weight: Weight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Weight {
+    Mean(f64),
+    Sum(f64),
+    Whole,
+}
+
+impl Loss {
+    /// A mean over `n` rows or tokens; `tensor` has one element.
+    pub fn mean(tensor: Tensor, n: impl num_traits::ToPrimitive) -> Self {
+        Self { tensor, weight: Weight::Mean(n.to_f64().unwrap_or(f64::NAN)) }
+    }
+
+    /// A sum over `n` rows or tokens; `tensor` has one element.
+    ///
+    /// In fp16 a sum has less room than a mean under the same loss scale.
+    pub fn sum(tensor: Tensor, n: impl num_traits::ToPrimitive) -> Self {
+        Self { tensor, weight: Weight::Sum(n.to_f64().unwrap_or(f64::NAN)) }
+    }
+
+    /// A loss without a weight: only where the window is this one micro-batch.
+    pub fn of(tensor: Tensor) -> Self {
+        Self { tensor, weight: Weight::Whole }
+    }
+
+    /// The loss, still attached to its graph.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Rows or tokens; `None` for [`Loss::of`].
+    pub fn weight(&self) -> Option<f64> {
+        match self.weight {
+            Weight::Mean(n) | Weight::Sum(n) => Some(n),
+            Weight::Whole => None,
+        }
+    }
+
+    /// What the tensor is multiplied by to be the mean.
+    pub(crate) fn to_mean(&self) -> f64 {
+        match self.weight {
+            Weight::Sum(n) => 1.0 / n,
+            Weight::Mean(_) | Weight::Whole => 1.0,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.tensor.numel() != 1 {
+            let problem = format!("a loss has one element, this one has shape {:?}", self.tensor.size());
+            return Err(Error::config("Loss", problem));
+        }
+        match self.weight() {
+            Some(n) if !n.is_finite() || n <= 0.0 => Err(Error::config(
+                "Loss",
+                format!("the weight must be a positive number of rows or tokens, not {n}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+}

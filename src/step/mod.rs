@@ -1,0 +1,22 @@
+//! The words of a training step: what a strategy is, and what passes between the driver,
+//! the strategies and the optimizer. No logic of its own.
+
+mod batch;
+mod exactness;
+mod loss;
+mod outcome;
+mod phases;
+mod place;
+mod strategy;
+mod window;
+
+pub use batch::Batch;
+pub use exactness::Exactness;
+pub use loss::Loss;
+pub use outcome::{SkipReason, StepOutcome};
+pub use phases::{
+    Backward, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase, Verdict,
+};
+pub use place::{Place, Relation};
+pub use strategy::{Conflict, Cost, Failure, ModelSize, Preparation, Recovery, Strategy};
+pub use window::{MicroBatch, Position, WindowRule};
