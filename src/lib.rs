@@ -6,6 +6,7 @@ pub mod error;
 mod ffi;
 pub mod memory;
 pub mod optim;
+pub mod saved;
 pub mod state;
 pub mod step;
 

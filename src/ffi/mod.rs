@@ -5,6 +5,7 @@
 
 mod callback;
 pub(crate) mod grad;
+pub(crate) mod saved;
 mod status;
 pub(crate) mod tensor;
 
