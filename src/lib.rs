@@ -6,9 +6,11 @@ pub mod error;
 mod ffi;
 pub mod memory;
 pub mod optim;
+pub mod rng;
 pub mod saved;
 pub mod state;
 pub mod step;
+mod sys;
 
 pub use error::{Error, Result};
 pub use step::*;
