@@ -169,9 +169,7 @@ impl Tree {
         match status.code() {
             Some(0) => Ok(Unpacked::Files(lines.unwrap_or_default())),
             Some(3) => Ok(Unpacked::DamagedWheel(log.to_owned())),
-            Some(4) => Err(Problem::new(format!(
-                "cannot unpack libtorch: {log}; make room there"
-            ))),
+            Some(4) => Err(Problem::new(format!("cannot unpack libtorch: {log}"))),
             _ => Err(Problem::new(format!(
                 "unpacking was ended by {status}: run again"
             ))),

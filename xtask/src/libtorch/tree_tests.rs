@@ -25,6 +25,8 @@ import base64, hashlib, sys, zipfile
 path, name, *pairs = sys.argv[1:]
 with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
     record = ""
+    for folder in ["fake/", "fake/include/", "fake/include/deep/"]:
+        archive.writestr(folder, "")
     for file, text in zip(pairs[::2], pairs[1::2]):
         archive.writestr(file, text)
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())

@@ -32,7 +32,9 @@ def wanted(archive, parts):
         found = False
         for entry in archive.infolist():
             name = entry.filename
-            if start.endswith("/") and name.startswith(start) and not entry.is_dir():
+            if entry.is_dir():
+                continue
+            if start.endswith("/") and name.startswith(start):
                 path = to + name[len(start):]
             elif name == start:
                 path = to
