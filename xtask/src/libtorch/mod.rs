@@ -85,7 +85,6 @@ fn provision(path: &Path) -> Result<()> {
     Tree::at(path).install(WANTED, PACKAGES, |package| {
         cache.wheel(package, pip::download)
     })?;
-    eprintln!("libtorch {WANTED} is in {}", path.display());
     Ok(())
 }
 
