@@ -2,6 +2,7 @@
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 
+pub mod checkpoint;
 pub mod error;
 mod ffi;
 pub mod memory;
@@ -12,6 +13,8 @@ pub mod state;
 pub mod step;
 mod sys;
 
+pub use checkpoint::{ActivationCheckpoint, Checkpointer, checkpoint};
 pub use error::{Error, Result};
+pub use state::Named;
 pub use step::*;
 pub use tch;

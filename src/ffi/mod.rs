@@ -8,6 +8,7 @@ mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod memory;
+pub(crate) mod recompute;
 pub(crate) mod rng;
 pub(crate) mod saved;
 mod status;
