@@ -199,6 +199,13 @@ impl Error {
         id
     }
 
+    /// The text of an error that is parked; empty where it is not.
+    pub(crate) fn parked_text(id: u64) -> String {
+        let Ok(lot) = LOT.lock() else { return String::new() };
+        let found = lot.iter().find(|(parked, _)| *parked == id);
+        found.map(|(_, error)| error.to_string().replace('\0', " ")).unwrap_or_default()
+    }
+
     /// The error of a caught panic: one sent by `resume_unwind`, or the panic's own text.
     pub(crate) fn from_panic(payload: Box<dyn std::any::Any + Send>, place: &'static str) -> Self {
         let payload = match payload.downcast::<Error>() {

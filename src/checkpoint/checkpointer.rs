@@ -93,6 +93,12 @@ pub trait Checkpointer: Debug {
     fn decide(&self, segments: usize) -> Result<Vec<Plan>>;
 }
 
+impl<C: Checkpointer + ?Sized> Checkpointer for Box<C> {
+    fn decide(&self, segments: usize) -> Result<Vec<Plan>> {
+        (**self).decide(segments)
+    }
+}
+
 /// Keeps all activations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeepAll;

@@ -1,6 +1,6 @@
 //! The one trampoline through which C++ calls Rust.
 
-use std::os::raw::c_void;
+use std::os::raw::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tch::Tensor;
@@ -110,5 +110,20 @@ extern "C" fn mf_drop_closure(closure: *mut c_void) {
     }));
     if dropped.is_err() {
         tracing::error!("a closure panicked while it was dropped");
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mf_parked_text(parked: u64, buffer: *mut c_char, capacity: usize) {
+    let Some(room) = capacity.checked_sub(1) else { return };
+    let text = Error::parked_text(parked);
+    let mut length = text.len().min(room);
+    while !text.is_char_boundary(length) {
+        length -= 1;
+    }
+    // SAFETY: C++ passes a buffer of `capacity` bytes; `length` is less.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length);
+        buffer.add(length).write(0);
     }
 }

@@ -11,6 +11,8 @@ static PROCESS: Mutex<()> = Mutex::new(());
 /// one test at a time, each from the same seed.
 pub fn serial() -> MutexGuard<'static, ()> {
     let guard = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    // On a busy machine libtorch's threads wait for each other longer than they compute.
+    memfit::tch::set_num_threads(1);
     memfit::tch::manual_seed(0);
     guard
 }

@@ -73,6 +73,8 @@ struct mf_args {
 // Implemented in Rust (callback.rs). Calls the closure on this thread, catching panics:
 // 0, or the number of a parked error.
 uint64_t mf_call(mf_closure closure, mf_args *args) noexcept;
+// Implemented in Rust (callback.rs). Writes a parked error's text, cut to fit, with a NUL.
+void mf_parked_text(uint64_t parked, char *buffer, size_t capacity) noexcept;
 // Implemented in Rust (callback.rs). Frees a closure; runs on the thread that drops it last.
 void mf_drop_closure(mf_closure closure) noexcept;
 
@@ -225,9 +227,14 @@ int mf_recompute_leaving() noexcept;
 // ---- for the .cpp files only -------------------------------------------------------------
 namespace memfit {
 
-// A failed closure on its way through C++: its text carries the parked error's number.
+// A typed error on its way through C++: its text carries the parked error's number, and what
+// a reader without the number needs.
 struct CallbackError : std::exception {
-  explicit CallbackError(uint64_t parked) : text("memfit error #" + std::to_string(parked)) {}
+  explicit CallbackError(uint64_t parked) : text("memfit error #" + std::to_string(parked) + ": ") {
+    char buffer[1024];
+    mf_parked_text(parked, buffer, sizeof buffer);
+    text += buffer;
+  }
   const char *what() const noexcept override { return text.c_str(); }
   std::string text;
 };

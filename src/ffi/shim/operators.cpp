@@ -15,7 +15,9 @@ namespace memfit {
 namespace {
 
 thread_local Watch *innermost = nullptr;
-thread_local bool undoing = false;  // inside an operator whose statistics will be put back
+thread_local bool undoing = false;  // inside an operator that changes state in place
+// The running statistics that the operator moves and that its backward does not read.
+thread_local const void *moving[2] = {};
 
 // Copies of what an operator will overwrite, written back when it has returned. The writing
 // goes behind the version counter: the same bytes come back.
@@ -57,7 +59,12 @@ bool is_state(const at::Tensor &tensor) {
   return (counter || is_registered(tensor)) && !tensor.requires_grad();
 }
 
-std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn) {
+const void *storage_of(const at::Tensor &tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// Not null where the operator changes state; with copies where they are wanted.
+std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn, bool copies) {
   const char *name = fn.name();
   size_t length = std::strlen(name);
   auto inputs = fn.inputs();
@@ -68,9 +75,14 @@ std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn) {
   };
   if (size_t first = statistics_of(name, inputs)) {
     Aside aside;
+    undo = std::make_unique<Undo>();
     for (size_t index : {first, first + 1}) {
-      if (tensor_at(inputs, index)) add(index);
+      if (!tensor_at(inputs, index)) continue;
+      moving[index - first] = storage_of(inputs[index].toTensor());
+      if (copies) add(index);
     }
+  } else if (!copies) {
+    return nullptr;
   } else if (length && name[length - 1] == '_') {
     if (tensor_at(inputs, 0) && is_state(inputs[0].toTensor())) {
       Aside aside;
@@ -106,7 +118,10 @@ void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
 }
 
 void Watch::leave() noexcept {
-  if (depth_ > 0) tell_final(depth_--);
+  if (depth_ == 0) return;
+  // The bytes are final once the state has been put back.
+  if (!undoing) tell_final(depth_);
+  --depth_;
 }
 
 struct WatchCallbacks {
@@ -116,13 +131,13 @@ struct WatchCallbacks {
       watch->enter(fn.inputs());
       if (watch->sees_.undo) undoer = watch;
     }
-    if (!undoer || undoing) return nullptr;
+    if (undoing || !innermost) return nullptr;
     try {
-      std::unique_ptr<Undo> undo = undo_of(fn);
+      std::unique_ptr<Undo> undo = undo_of(fn, undoer != nullptr);
       undoing = undo != nullptr;
       return undo;
     } catch (const std::exception &error) {
-      if (undoer->failure_.empty()) undoer->failure_ = error.what();
+      if (undoer && undoer->failure_.empty()) undoer->failure_ = error.what();
       return nullptr;
     }
   }
@@ -130,6 +145,7 @@ struct WatchCallbacks {
   static void end(const at::RecordFunction &, at::ObserverContext *context) {
     if (auto *undo = static_cast<Undo *>(context)) {
       undoing = false;
+      moving[0] = moving[1] = nullptr;
       try {
         Aside aside;
         undo->write_back();
@@ -156,6 +172,8 @@ Watch::~Watch() {
 }
 
 void Watch::when_final(uint32_t slot, const at::Tensor &tensor) {
+  const void *storage = storage_of(tensor);
+  if (storage && (storage == moving[0] || storage == moving[1])) return;
   pending_.push_back({slot, depth_, tensor});
   if (depth_ == 0) tell_final(0);
 }
