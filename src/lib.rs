@@ -6,9 +6,15 @@ pub mod error;
 mod ffi;
 pub mod memory;
 pub mod optim;
+pub mod rng;
+mod saved;
+pub mod stack;
 pub mod state;
 pub mod step;
+pub mod strategies;
 
 pub use error::{Error, Result};
+pub use stack::{Micro, Stack, StackBuilder, Windows};
+pub use state::{Named, State, StateVisitor};
 pub use step::*;
 pub use tch;
