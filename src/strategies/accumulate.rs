@@ -31,7 +31,7 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::step::{
-    Backward, Closing, Conflict, Cost, ModelSize, NextBackward, Place, Preparation, Strategy,
+    Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
     WindowRule,
 };
 
@@ -91,6 +91,14 @@ impl Strategy for GradAccumulator {
 
     fn place(&self) -> Place {
         Place::Window
+    }
+
+    fn exactness(&self) -> Exactness {
+        match self.sum {
+            Sum::Own => Exactness::Bitwise,
+            // The fused update divides in fp32 before it rounds.
+            Sum::Single(_) => Exactness::SummationOrder,
+        }
     }
 
     fn cost(&self, _model: &ModelSize) -> Cost {

@@ -33,3 +33,11 @@ pub fn same(a: &[Tensor], b: &[Tensor]) -> bool {
 pub fn copies(tensors: &[Tensor]) -> Vec<Tensor> {
     tensors.iter().map(|tensor| tensor.detach().copy()).collect()
 }
+
+/// Sets a tensor's gradient by hand: a first backward makes room, then its bytes change.
+pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
+    if !tensor.grad().defined() {
+        (tensor * 0.0).sum(Kind::Float).backward();
+    }
+    memfit::tch::no_grad(|| tensor.grad().copy_(grad));
+}
