@@ -12,6 +12,7 @@ pub mod stack;
 pub mod state;
 pub mod step;
 pub mod strategies;
+mod sys;
 
 pub use error::{Error, Result};
 pub use stack::{Micro, Stack, StackBuilder, Windows};
