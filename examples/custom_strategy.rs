@@ -5,8 +5,8 @@
 use memfit::optim::{Sgd, SgdConfig};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 use memfit::{
-    Loss, Mode, Named, NextForward, NextUpdate, Place, Preparation, Result, Stack, Strategy,
-    UpdatePhase, Verdict,
+    Loss, Mode, Named, NextForward, NextUpdate, Place, Preparation, Result, Stack, Strategy, UpdatePhase,
+    Verdict,
 };
 
 /// Keeps average ← decay × average + (1 − decay) × weight; 4 bytes per parameter.
@@ -55,10 +55,12 @@ fn main() -> Result<()> {
     };
     for _ in 0..200 {
         let (x, y) = noisy(8);
-        let _ = training.step_with(|| Ok(Loss::mean(model.forward(&x).mse_loss(&y, memfit::tch::Reduction::Mean), 8)))?;
+        let _ = training
+            .step_with(|| Ok(Loss::mean(model.forward(&x).mse_loss(&y, memfit::tch::Reduction::Mean), 8)))?;
     }
     let x = Tensor::randn([512, 8], (Kind::Float, Device::Cpu));
-    let error = || model.forward(&x).mse_loss(&x.matmul(&truth), memfit::tch::Reduction::Mean).double_value(&[]);
+    let error =
+        || model.forward(&x).mse_loss(&x.matmul(&truth), memfit::tch::Reduction::Mean).double_value(&[]);
     let average = training.evaluate(|| Ok(error()))?;
     println!("{training}\n");
     println!("squared error of the last weights {:.4}, of their average {average:.4}", error());

@@ -101,7 +101,9 @@ fn windows_by_tokens_end_with_the_micro_batch_that_fills_them() {
     let mut ends = Vec::new();
     for micro in training.windows(batches) {
         let outcome = training
-            .step(micro.unwrap(), |x| Ok(Loss::mean((&w * x.mean(Kind::Float)).sum(Kind::Float), x.size()[0])))
+            .step(micro.unwrap(), |x| {
+                Ok(Loss::mean((&w * x.mean(Kind::Float)).sum(Kind::Float), x.size()[0]))
+            })
             .unwrap();
         if let StepOutcome::Stepped { tokens, .. } = outcome {
             ends.push(tokens);
@@ -167,8 +169,14 @@ fn a_loss_without_weight_needs_a_window_of_one() {
             Err(Error::Config { .. })
         ));
     }
-    assert!(matches!(training.step_with(|| Ok(Loss::mean(&w * 1.0 + Tensor::zeros([3], CPU), 1))), Err(Error::Config { .. })));
-    assert!(matches!(training.step_with(|| Ok(Loss::mean(Tensor::from(1f32), 1))), Err(Error::Config { .. })));
+    assert!(matches!(
+        training.step_with(|| Ok(Loss::mean(&w * 1.0 + Tensor::zeros([3], CPU), 1))),
+        Err(Error::Config { .. })
+    ));
+    assert!(matches!(
+        training.step_with(|| Ok(Loss::mean(Tensor::from(1f32), 1))),
+        Err(Error::Config { .. })
+    ));
     assert_eq!(training.position().windows, 0);
 }
 
@@ -186,7 +194,10 @@ fn micro_batches_come_in_order_and_windows_do_not_overlap() {
     let refusal = second.next().unwrap().unwrap_err().to_string();
     assert!(refusal.contains("flush()") && refusal.contains("discard()"), "{refusal}");
     assert!(second.next().is_none());
-    assert!(matches!(training.step_batch(&Tensor::ones([2, 1], CPU), |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 2))), Err(Error::CallOrder { .. })));
+    assert!(matches!(
+        training.step_batch(&Tensor::ones([2, 1], CPU), |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 2))),
+        Err(Error::CallOrder { .. })
+    ));
     assert!(matches!(training.state(), Err(Error::CallOrder { .. })));
     training.discard().unwrap();
     assert_eq!(values(&w), [0.0]);
@@ -268,7 +279,9 @@ fn a_norm_that_is_not_finite_is_an_error_or_a_skip() {
     let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &bad)))).unwrap();
     assert!(matches!(
         outcome,
-        StepOutcome::Skipped { reason: SkipReason::NonFiniteGradient { scale: 65536.0, next_scale: 32768.0 } }
+        StepOutcome::Skipped {
+            reason: SkipReason::NonFiniteGradient { scale: 65536.0, next_scale: 32768.0 }
+        }
     ));
     assert_eq!(values(&w.grad()), [65536.0, f64::INFINITY]);
 }
@@ -301,7 +314,8 @@ fn an_overflow_skips_and_moves_only_the_scale() {
     assert_eq!(training.strategy::<AmpScaler>().unwrap().scale(), Some(32768.0));
     let after = training.state().unwrap();
     for (name, value) in before.iter() {
-        let scale = name.starts_with("precision.") || name == "position.windows" || name == "position.micro_batches";
+        let scale =
+            name.starts_with("precision.") || name == "position.windows" || name == "position.micro_batches";
         if !scale {
             assert_eq!(format!("{value:?}"), format!("{:?}", after.get(name).unwrap()), "{name}");
         }
@@ -586,9 +600,10 @@ fn a_tied_parameter_moves_once() {
     let _guard = serial();
     let (vs, w) = vector(1);
     let twice = vec![Named::new("in", &w), Named::new("out", &w)];
-    let mut training = Stack::tensors(twice.clone(), Vec::new(), Sgd::new(&twice, SgdConfig::default().lr(1.0)).unwrap())
-        .build()
-        .unwrap();
+    let mut training =
+        Stack::tensors(twice.clone(), Vec::new(), Sgd::new(&twice, SgdConfig::default().lr(1.0)).unwrap())
+            .build()
+            .unwrap();
     assert_eq!(training.parameters().len(), 1);
     let _ = training.step_with(|| Ok(Loss::of(slope(&w, &[1.0]) + slope(&w, &[2.0])))).unwrap();
     assert_eq!(values(&w), [-3.0]);
@@ -635,7 +650,10 @@ fn the_state_continues_to_the_bit_and_refuses_what_does_not_fit() {
     let mut wide = build(&wide_vs);
     let before = copies(&wide_vs.trainable_variables());
     let Err(Error::State { problems }) = wide.load_state(&state) else { panic!("loaded") };
-    assert!(problems.iter().any(|p| p.contains("`parameters.weight` has shape [2, 3], wanted [2, 4]")), "{problems:?}");
+    assert!(
+        problems.iter().any(|p| p.contains("`parameters.weight` has shape [2, 3], wanted [2, 4]")),
+        "{problems:?}"
+    );
     assert!(problems.iter().any(|p| p.contains("`parameters.extra` is missing")));
     assert!(same(&before, &wide_vs.trainable_variables()));
 }
@@ -647,15 +665,25 @@ mod refusals {
     fn two_strategies_at_one_place_are_refused_by_name() {
         let _guard = serial();
         let (vs, _w) = vector(1);
-        let error = Stack::of(&vs, sgd(&vs)).with(GradClip::norm(1.0)).with(GradClip::value(1.0)).build().unwrap_err();
+        let error = Stack::of(&vs, sgd(&vs))
+            .with(GradClip::norm(1.0))
+            .with(GradClip::value(1.0))
+            .build()
+            .unwrap_err();
         let text = error.to_string();
         assert!(text.contains("GradClip::norm(1)") && text.contains("GradClip::value(1)"), "{text}");
         for build in [
             Stack::of(&vs, sgd(&vs)).with(AmpScaler::bf16()).with(AmpScaler::fp16()).build(),
             Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).with(GradAccumulator::tokens(2)).build(),
-            Stack::of(&vs, sgd(&vs)).with(MasterWeights::fp32()).with(GradAccumulator::every(2).fp32()).build(),
+            Stack::of(&vs, sgd(&vs))
+                .with(MasterWeights::fp32())
+                .with(GradAccumulator::every(2).fp32())
+                .build(),
             Stack::of(&vs, sgd(&vs)).with(MasterWeights::fp32()).with(Rollback::micro_batch()).build(),
-            Stack::of(&vs, sgd(&vs)).with(Rollback::micro_batch()).with(GradAccumulator::every(2).fp32()).build(),
+            Stack::of(&vs, sgd(&vs))
+                .with(Rollback::micro_batch())
+                .with(GradAccumulator::every(2).fp32())
+                .build(),
         ] {
             assert!(matches!(build, Err(Error::Incompatible { .. })), "{build:?}");
         }

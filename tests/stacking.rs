@@ -39,8 +39,20 @@ use Part::{
 };
 
 const PARTS: [Part; 14] = [
-    Every, Tokens, Fp32Sum, Bf16, Fp16, ClipNorm, ClipValue, Schedule, Checkpoint, OffloadActivations,
-    OffloadOptimizer, Master, Undo, Bound,
+    Every,
+    Tokens,
+    Fp32Sum,
+    Bf16,
+    Fp16,
+    ClipNorm,
+    ClipValue,
+    Schedule,
+    Checkpoint,
+    OffloadActivations,
+    OffloadOptimizer,
+    Master,
+    Undo,
+    Bound,
 ];
 
 /// Pairs that `build()` refuses.
@@ -180,7 +192,11 @@ fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
         .iter()
         .map(|p| {
             let copy = p.tensor.detach().to_kind(Kind::Float);
-            let master = if has(Master) { copy.set_requires_grad(trained(&p.tensor)) } else { p.tensor.shallow_clone() };
+            let master = if has(Master) {
+                copy.set_requires_grad(trained(&p.tensor))
+            } else {
+                p.tensor.shallow_clone()
+            };
             Named::new(p.name.clone(), &master)
         })
         .collect();
@@ -231,7 +247,10 @@ fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
                 Some(grad.to_kind(master.tensor.kind()) / (total / first * scale))
             })
             .collect();
-        let squares = grads.iter().flatten().map(|g| g.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]));
+        let squares = grads
+            .iter()
+            .flatten()
+            .map(|g| g.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]));
         let norm = squares.sum::<f64>().sqrt();
         for (master, grad) in masters.iter().zip(grads) {
             let Some(mut grad) = grad else { continue };
@@ -329,7 +348,8 @@ fn check(parts: &[Part]) {
             assert!(same(&losses, &wanted_losses), "{parts:?} {kind:?}: losses differ");
         } else {
             // A bf16 weight may round the other way: half a unit of 2⁻⁸ relative.
-            let tolerance = if parts.iter().any(|part| matches!(part, Fp32Sum | Master)) { 0.01 } else { 2e-4 };
+            let tolerance =
+                if parts.iter().any(|part| matches!(part, Fp32Sum | Master)) { 0.01 } else { 2e-4 };
             for (a, b) in tensors.iter().zip(&wanted) {
                 let size = 1.0 + b.to_kind(Kind::Double).abs().max().double_value(&[]);
                 assert!(difference(a, b) <= tolerance * size, "{parts:?} {kind:?}: {}", difference(a, b));

@@ -48,7 +48,13 @@ impl Display for Stack {
                 cost.time
             )?;
         }
-        write!(f, "{:<40} {:<16} {:>10}  state", self.optimizer.name(), "", megabytes(self.optimizer.has_state().then_some(self.state_bytes)))
+        write!(
+            f,
+            "{:<40} {:<16} {:>10}  state",
+            self.optimizer.name(),
+            "",
+            megabytes(self.optimizer.has_state().then_some(self.state_bytes))
+        )
     }
 }
 

@@ -3,8 +3,8 @@
 
 use std::borrow::Borrow;
 
+use super::window::{Open, Place};
 use super::windows::Micro;
-use super::window::{Failed, Open, Place};
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::step::{Batch, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
@@ -130,13 +130,15 @@ impl Stack {
         loss_of: &mut impl FnMut(&B) -> Result<Loss>,
     ) -> Result<StepOutcome, (Error, Recovery)> {
         let stop = |error| (error, Recovery::Window);
-        let each = self.strategies.iter().find_map(|strategy| strategy.split(rows)).unwrap_or(rows).clamp(1, rows);
+        let each =
+            self.strategies.iter().find_map(|strategy| strategy.split(rows)).unwrap_or(rows).clamp(1, rows);
         let of = ((rows + each - 1) / each) as usize;
         for index in 0..of {
             let start = index as i64 * each;
             let range = start..(start + each).min(rows);
             let last = index + 1 == of;
-            let place = Place { last: Some(last), short: false, of: Some(of), rows: Some(range.end - range.start) };
+            let place =
+                Place { last: Some(last), short: false, of: Some(of), rows: Some(range.end - range.start) };
             let micro = match batch.take_rows(range) {
                 Ok(micro) => micro,
                 Err(error) => {

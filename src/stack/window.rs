@@ -48,7 +48,11 @@ impl Open {
 impl Stack {
     /// One micro-batch. After an error the graph is gone and nothing else is put back yet,
     /// unless it came from the update.
-    pub(super) fn run(&mut self, place: Place, loss_of: impl FnOnce() -> Result<Loss>) -> Result<StepOutcome, Failed> {
+    pub(super) fn run(
+        &mut self,
+        place: Place,
+        loss_of: impl FnOnce() -> Result<Loss>,
+    ) -> Result<StepOutcome, Failed> {
         let before = |error| Failed { error, in_backward: false };
         self.check_health().map_err(before)?;
         if self.open.is_none() {

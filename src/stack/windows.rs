@@ -64,7 +64,6 @@ pub struct Micro<B> {
 
 /// Batches with their places in their windows; looks one batch ahead. From
 /// [`Stack::windows`].
-#[derive(Debug)]
 pub struct Windows<I: Iterator> {
     batches: Peekable<I>,
     clock: Arc<Clock>,
@@ -140,7 +139,10 @@ impl Stack {
     }
 
     /// As [`Stack::windows`], over batches that can fail; an error is handed on in its place.
-    pub fn try_windows<B: Batch, I: IntoIterator<Item = Result<B>>>(&self, batches: I) -> Windows<I::IntoIter> {
+    pub fn try_windows<B: Batch, I: IntoIterator<Item = Result<B>>>(
+        &self,
+        batches: I,
+    ) -> Windows<I::IntoIter> {
         Windows {
             batches: batches.into_iter().peekable(),
             clock: self.clock.clone(),

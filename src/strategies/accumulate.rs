@@ -115,7 +115,10 @@ impl Strategy for GradAccumulator {
     fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {
         let master = other.place() == Place::Master;
         (master && matches!(self.sum, Sum::Single(_))).then(|| {
-            Conflict::new("master weights already add gradients up in fp32", "leave .fp32() out of the accumulator")
+            Conflict::new(
+                "master weights already add gradients up in fp32",
+                "leave .fp32() out of the accumulator",
+            )
         })
     }
 

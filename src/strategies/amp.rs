@@ -150,7 +150,11 @@ impl Strategy for AmpScaler {
 
     fn cost(&self, model: &ModelSize) -> Cost {
         let casts = model.parameters * 2;
-        Cost::new("≤ 2 B × parameters for cast weights; activations halve", Some(casts), "casts; faster products")
+        Cost::new(
+            "≤ 2 B × parameters for cast weights; activations halve",
+            Some(casts),
+            "casts; faster products",
+        )
     }
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
@@ -161,7 +165,8 @@ impl Strategy for AmpScaler {
                 left: self.name(),
                 right: format!("the f16 parameter `{}`", parameter.name),
                 why: "autocast wants fp32 weights: f16 ones lose the updates".to_owned(),
-                remedy: "keep the weights in fp32, or train a bf16 model with MasterWeights::fp32()".to_owned(),
+                remedy: "keep the weights in fp32, or train a bf16 model with MasterWeights::fp32()"
+                    .to_owned(),
             }),
             _ => Ok(()),
         }
@@ -189,7 +194,10 @@ impl Strategy for AmpScaler {
         let Some(mut scale) = self.lock() else { return next(phase) };
         if overflow {
             let next_scale = scale.overflowed(self.window_scale)?;
-            return Ok(Verdict::Skipped(SkipReason::NonFiniteGradient { scale: self.window_scale, next_scale }));
+            return Ok(Verdict::Skipped(SkipReason::NonFiniteGradient {
+                scale: self.window_scale,
+                next_scale,
+            }));
         }
         drop(scale);
         let verdict = next(phase)?;

@@ -79,7 +79,11 @@ impl Strategy for Budget {
         if self.device != Device::Cpu {
             let peak = memory::stats(self.device)?.peak;
             if peak > self.bytes {
-                tracing::warn!("peak of {peak} bytes on {:?} is over the budget of {}, which nothing enforces there", self.device, self.bytes);
+                tracing::warn!(
+                    "peak of {peak} bytes on {:?} is over the budget of {}, which nothing enforces there",
+                    self.device,
+                    self.bytes
+                );
             }
         }
         Ok(verdict)

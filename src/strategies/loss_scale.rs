@@ -19,13 +19,17 @@ impl LossScale {
     pub(super) fn checked(config: AmpConfig) -> Result<Self> {
         let AmpConfig { init_scale, growth_factor, backoff_factor, floor, cap, .. } = config;
         let problem = match () {
-            () if !matches!(config.dtype, tch::Kind::Half | tch::Kind::BFloat16) => "dtype must be f16 or bf16",
+            () if !matches!(config.dtype, tch::Kind::Half | tch::Kind::BFloat16) => {
+                "dtype must be f16 or bf16"
+            }
             () if !(floor > 0.0 && floor <= cap && cap <= f64::from(f32::MAX)) => {
                 "floor and cap must be positive, in order and within fp32"
             }
             () if !(floor..=cap).contains(&init_scale) => "init_scale must lie between floor and cap",
             () if !(growth_factor >= 1.0 && growth_factor.is_finite()) => "growth_factor must be at least 1",
-            () if !(backoff_factor > 0.0 && backoff_factor < 1.0) => "backoff_factor must lie between 0 and 1",
+            () if !(backoff_factor > 0.0 && backoff_factor < 1.0) => {
+                "backoff_factor must lie between 0 and 1"
+            }
             () if config.growth_interval == 0 => "growth_interval must be at least 1",
             () if config.patience == 0 => "patience must be at least 1",
             () => return Ok(Self::new(config)),
@@ -44,7 +48,9 @@ impl LossScale {
     /// Whether the scale is a power of two for ever: then scaling loses no bit.
     pub(super) fn is_power_of_two(&self) -> bool {
         let AmpConfig { growth_factor, backoff_factor, floor, cap, .. } = self.config;
-        [self.scale, growth_factor, backoff_factor, floor, cap].iter().all(|value| value.log2().fract() == 0.0)
+        [self.scale, growth_factor, backoff_factor, floor, cap]
+            .iter()
+            .all(|value| value.log2().fract() == 0.0)
     }
 
     /// After a step that moved the parameters.

@@ -102,7 +102,8 @@ impl Strategy for MasterWeights {
                     continue;
                 }
                 let trained = weight.tensor.requires_grad();
-                let master = weight.tensor.f_detach()?.f_to_kind(Kind::Float)?.f_set_requires_grad(trained)?;
+                let master =
+                    weight.tensor.f_detach()?.f_to_kind(Kind::Float)?.f_set_requires_grad(trained)?;
                 group.replace(index, &master);
                 self.pairs.push(Pair { weight, master });
             }

@@ -27,9 +27,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::ffi;
-use crate::step::{
-    Backward, Conflict, Cost, Failure, ModelSize, NextBackward, Place, Recovery, Strategy,
-};
+use crate::step::{Backward, Conflict, Cost, Failure, ModelSize, NextBackward, Place, Recovery, Strategy};
 
 /// Puts gradients back after a failed micro-batch. See the [module](self).
 #[derive(Debug)]
@@ -54,7 +52,11 @@ impl Strategy for Rollback {
     }
 
     fn cost(&self, model: &ModelSize) -> Cost {
-        Cost::new("bytes of parameters", Some(model.parameter_bytes), "one copy of the gradients per micro-batch")
+        Cost::new(
+            "bytes of parameters",
+            Some(model.parameter_bytes),
+            "one copy of the gradients per micro-batch",
+        )
     }
 
     fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {
@@ -70,7 +72,8 @@ impl Strategy for Rollback {
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
         self.copies.clear();
         if !pass.micro.first() {
-            let copy = |tensor: &Tensor| ffi::grad::get(tensor).map(|grad| ffi::tensor::copy_of(&grad)).transpose();
+            let copy =
+                |tensor: &Tensor| ffi::grad::get(tensor).map(|grad| ffi::tensor::copy_of(&grad)).transpose();
             self.copies = pass.parameters.iter().map(|one| copy(&one.tensor)).collect::<Result<_>>()?;
         }
         next(pass)?;

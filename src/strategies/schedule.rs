@@ -73,7 +73,10 @@ impl Strategy for Cosine {
             return Err(Error::config("Cosine", "needs at least one step, and no more warm-up than steps"));
         }
         if !(0.0..=1.0).contains(&self.floor) {
-            return Err(Error::config("Cosine", format!("the floor is a share from 0 to 1, not {}", self.floor)));
+            return Err(Error::config(
+                "Cosine",
+                format!("the floor is a share from 0 to 1, not {}", self.floor),
+            ));
         }
         Ok(())
     }
