@@ -7,7 +7,7 @@ mod ffi;
 pub mod memory;
 pub mod optim;
 pub mod rng;
-mod saved;
+pub mod saved;
 pub mod stack;
 pub mod state;
 pub mod step;

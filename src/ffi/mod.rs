@@ -10,6 +10,7 @@ pub(crate) mod grad;
 pub(crate) mod memory;
 pub(crate) mod multi;
 pub(crate) mod rng;
+pub(crate) mod saved;
 mod status;
 pub(crate) mod tensor;
 
