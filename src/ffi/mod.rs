@@ -8,6 +8,8 @@ mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod memory;
+pub(crate) mod multi;
+pub(crate) mod optim;
 pub(crate) mod rng;
 mod status;
 pub(crate) mod tensor;
