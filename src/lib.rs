@@ -16,6 +16,6 @@ mod sys;
 
 pub use error::{Error, Result};
 pub use stack::{Micro, Stack, StackBuilder, Windows};
-pub use state::{Named, State, StateVisitor};
+pub use state::{Named, State, StateVisitor, Value};
 pub use step::*;
 pub use tch;

@@ -2,7 +2,7 @@
 
 mod support;
 
-use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer, Sgd, SgdConfig};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Sgd, SgdConfig};
 use memfit::strategies::{
     AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback, autocast, full_precision,
 };
@@ -465,26 +465,26 @@ fn a_head_used_once_gets_its_share_and_a_frozen_one_nothing() {
 fn fp32_sums_keep_what_bf16_sums_lose() {
     let _guard = serial();
     let train = |fp32: bool| {
-        let vs = nn::VarStore::new(Device::Cpu);
+        let mut vs = nn::VarStore::new(Device::Cpu);
         let w = vs.root().zeros("w", &[1]);
         vs.bfloat16();
-        let accumulator = GradAccumulator::every(257);
+        let accumulator = GradAccumulator::every(512);
         let accumulator = if fp32 { accumulator.fp32() } else { accumulator };
         let mut training = Stack::of(&vs, sgd(&vs)).with(accumulator).build().unwrap();
-        for _ in 0..257 {
+        for _ in 0..512 {
             let _ = training.step_with(|| Ok(Loss::sum(w.sum(Kind::BFloat16), 1))).unwrap();
         }
         values(&w)[0]
     };
     assert_eq!(train(true), -1.0);
     // A bf16 sum of ones stops at 256.
-    assert!(train(false) > -1.0);
+    assert_eq!(train(false), -0.5);
 }
 
 #[test]
 fn master_weights_train_a_bf16_model() {
     let _guard = serial();
-    let vs = nn::VarStore::new(Device::Cpu);
+    let mut vs = nn::VarStore::new(Device::Cpu);
     let w = vs.root().ones("w", &[1]);
     vs.bfloat16();
     let optimizer = Sgd::new(&vs, SgdConfig::default().lr(0.001)).unwrap();
@@ -633,14 +633,15 @@ fn the_state_continues_to_the_bit_and_refuses_what_does_not_fit() {
     let model = nn::linear(vs.root(), 3, 2, Default::default());
     let mut training = build(&vs);
     train(&mut training, &model, &data[..10]);
-    let state = training.state().unwrap();
+    let (state, position) = (training.state().unwrap(), training.position());
     train(&mut training, &model, &data[10..]);
 
     let other_vs = nn::VarStore::new(Device::Cpu);
     let other_model = nn::linear(other_vs.root(), 3, 2, Default::default());
     let mut other = build(&other_vs);
     other.load_state(&state).unwrap();
-    assert_eq!(other.position().steps, 5);
+    assert_eq!(other.position(), position);
+    assert!(position.steps > 0 && position.windows == 5);
     train(&mut other, &other_model, &data[10..]);
     assert!(same(&vs.trainable_variables(), &other_vs.trainable_variables()));
 

@@ -119,20 +119,21 @@ impl Stack {
         if micro.first() {
             open.first_weight = weight;
         }
-        let total = match &open.total {
-            None => loss.total()?,
-            Some(total) => total.f_add(&loss.total()?)?,
-        };
         let seed = loss.seed(open.first_weight);
         let parameters = &self.model.parameters;
         let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
         let mut scale = open.scale;
-        phases::caught("backward", || {
+        let total = phases::caught("backward", || {
             let _inside = InsideStep::enter();
+            let total = match &open.total {
+                None => loss.total()?,
+                Some(total) => total.f_add(&loss.total()?)?,
+            };
             phases::backward(&mut self.strategies, &mut pass, &mut |pass| {
                 scale = pass.seed / seed;
                 ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free)
-            })
+            })?;
+            Ok(total)
         })?;
         if !micro.first() && scale != open.scale {
             let state = format!("with a loss scale of {scale} in a window begun with {}", open.scale);

@@ -27,18 +27,30 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::ffi;
+use crate::state::Named;
 use crate::step::{Backward, Conflict, Cost, Failure, ModelSize, NextBackward, Place, Recovery, Strategy};
 
 /// Puts gradients back after a failed micro-batch. See the [module](self).
 #[derive(Debug)]
 pub struct Rollback {
-    copies: Vec<Option<Tensor>>,
+    kept: Kept,
+}
+
+/// What it has of the gradients before a backward.
+#[derive(Debug)]
+enum Kept {
+    /// The first micro-batch: there is nothing to go back to but the window's start.
+    Nothing,
+    /// The gradients themselves: backward has not begun.
+    Untouched,
+    /// Their copies, in the order of the parameters.
+    Copies(Vec<Option<Tensor>>),
 }
 
 impl Rollback {
     /// Loses one micro-batch instead of the window.
     pub fn micro_batch() -> Self {
-        Self { copies: Vec::new() }
+        Self { kept: Kept::Nothing }
     }
 }
 
@@ -70,33 +82,39 @@ impl Strategy for Rollback {
     }
 
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
-        self.copies.clear();
+        self.kept = Kept::Nothing;
         if !pass.micro.first() {
+            self.kept = Kept::Untouched;
             let copy =
                 |tensor: &Tensor| ffi::grad::get(tensor).map(|grad| ffi::tensor::copy_of(&grad)).transpose();
-            self.copies = pass.parameters.iter().map(|one| copy(&one.tensor)).collect::<Result<_>>()?;
+            let copies = pass.parameters.iter().map(|one| copy(&one.tensor));
+            self.kept = Kept::Copies(copies.collect::<Result<_>>()?);
         }
         next(pass)?;
-        self.copies.clear();
+        self.kept = Kept::Nothing;
         Ok(())
     }
 
     fn recover(&mut self, failure: &Failure<'_>) -> Recovery {
-        if !failure.in_backward || self.copies.is_empty() {
+        if !failure.in_backward {
             return Recovery::Window;
         }
-        for (copy, parameter) in std::mem::take(&mut self.copies).iter().zip(failure.parameters) {
-            let put_back = match copy {
-                Some(copy) => ffi::grad::set(&parameter.tensor, copy),
-                None => {
-                    ffi::grad::take(&parameter.tensor);
-                    Ok(())
-                }
-            };
-            if put_back.is_err() {
-                return Recovery::Window;
-            }
+        match std::mem::replace(&mut self.kept, Kept::Nothing) {
+            Kept::Nothing => Recovery::Window,
+            Kept::Untouched => Recovery::MicroBatch,
+            Kept::Copies(copies) => put_back(&copies, failure.parameters),
         }
-        Recovery::MicroBatch
     }
+}
+
+fn put_back(copies: &[Option<Tensor>], parameters: &[Named]) -> Recovery {
+    for (copy, parameter) in copies.iter().zip(parameters) {
+        ffi::grad::take(&parameter.tensor);
+        if let Some(copy) = copy
+            && ffi::grad::set(&parameter.tensor, copy).is_err()
+        {
+            return Recovery::Window;
+        }
+    }
+    Recovery::MicroBatch
 }

@@ -2,10 +2,11 @@
 //!
 //! *Cost*: 0 bytes, no time.
 //!
-//! *When it acts*: before the update; each group's rate becomes its initial rate times the
-//! schedule's factor. Accumulating and skipped windows do not tick.
+//! *When it acts*: in `build()` and after each step that was taken, it sets each group's rate for
+//! the next update: its initial rate times the schedule's factor. Accumulating and skipped
+//! windows do not tick.
 //!
-//! *Limits*: it owns the groups' rates: a rate set by hand holds until the next update.
+//! *Limits*: it owns the groups' rates: one set by hand holds for one update.
 //!
 //! ```
 //! use memfit::strategies::Cosine;
@@ -17,6 +18,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use crate::optim::Optimizer;
 use crate::state::StateVisitor;
 use crate::step::{NextUpdate, Place, Preparation, Strategy, UpdatePhase, Verdict};
 
@@ -57,6 +59,13 @@ impl Cosine {
         let way = ((step - self.warm_up) as f64 / span).min(1.0);
         self.floor + (1.0 - self.floor) * 0.5 * (1.0 + (std::f64::consts::PI * way).cos())
     }
+
+    fn set(&self, optimizer: &mut dyn Optimizer) {
+        let factor = self.factor(self.taken);
+        for group in optimizer.groups_mut() {
+            group.lr = group.initial_lr() * factor;
+        }
+    }
 }
 
 impl Strategy for Cosine {
@@ -68,7 +77,7 @@ impl Strategy for Cosine {
         Place::Schedule
     }
 
-    fn prepare(&mut self, _preparation: &mut Preparation<'_>) -> Result<()> {
+    fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
         if self.steps == 0 || self.warm_up > self.steps {
             return Err(Error::config("Cosine", "needs at least one step, and no more warm-up than steps"));
         }
@@ -78,17 +87,15 @@ impl Strategy for Cosine {
                 format!("the floor is a share from 0 to 1, not {}", self.floor),
             ));
         }
+        self.set(preparation.optimizer);
         Ok(())
     }
 
     fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {
-        let factor = self.factor(self.taken);
-        for group in phase.optimizer.groups_mut() {
-            group.lr = group.initial_lr() * factor;
-        }
         let verdict = next(phase)?;
         if verdict == Verdict::Stepped {
             self.taken += 1;
+            self.set(phase.optimizer);
         }
         Ok(verdict)
     }
