@@ -58,7 +58,7 @@ use windows::Clock;
 ///     let outcome = training.step(micro?, |x| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), 8)))?;
 ///     println!("{outcome:?}");
 /// }
-/// # memfit::Result::Ok(())
+/// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Stack {

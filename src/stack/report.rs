@@ -29,7 +29,7 @@ impl Display for Stack {
         let size = self.model_size();
         writeln!(
             f,
-            "{} parameters, {} of weights, as much of gradients, on {:?}; exactness: {}",
+            "{} parameters, {} MB of weights and as much of gradients, on {:?}; exactness: {}",
             size.parameters,
             megabytes(Some(size.parameter_bytes)),
             self.model.device,

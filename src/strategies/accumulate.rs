@@ -23,7 +23,7 @@
 //!     Ok(Loss::mean(model.forward(rows).square().mean(Kind::Float), rows.size()[0]))
 //! })?;
 //! assert!(outcome.stepped());
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use tch::{Kind, Tensor};

@@ -26,7 +26,7 @@
 //!     Ok(Loss::mean(model.forward(&x).to_kind(Kind::Float).square().mean(Kind::Float), 8))
 //! })?;
 //! assert!(outcome.stepped());
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -20,7 +20,7 @@
 //!     .build()?;
 //! let outcome = training.step_with(|| Ok(Loss::of((&w * Tensor::f_ones([1024, 1024], (Kind::Float, Device::Cpu))?).sum(Kind::Float))));
 //! assert!(matches!(outcome, Err(Error::OutOfMemory { limit: Some(1_048_576), .. })));
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use tch::Device;

@@ -22,7 +22,7 @@
 //! let outcome = training.step_with(|| Ok(Loss::of((&w * Tensor::from_slice(&[3f32, 4.0])).sum(Kind::Float))))?;
 //! assert!(matches!(outcome, StepOutcome::Stepped { grad_norm: Some(5.0), .. }));
 //! assert!((w.double_value(&[0]) + 0.6).abs() < 1e-6); // (3, 4) became (0.6, 0.8)
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use crate::error::{Error, Result};

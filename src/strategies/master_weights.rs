@@ -24,7 +24,7 @@
 //!     let _ = training.step_with(|| Ok(Loss::of(w.sum(Kind::Float))))?;
 //! }
 //! assert!((w.double_value(&[0]) - 0.9).abs() < 0.004); // bf16 alone would still be at 1
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use tch::{Kind, Tensor};

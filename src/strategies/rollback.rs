@@ -20,7 +20,7 @@
 //!     .with(Rollback::micro_batch())
 //!     .build()?;
 //! let _ = training.step_with(|| Ok(Loss::mean(w.sum(Kind::Float), 1)))?;
-//! # memfit::Result::Ok(())
+//! # Ok::<(), memfit::Error>(())
 //! ```
 
 use tch::Tensor;
