@@ -14,9 +14,9 @@
 //! use memfit::{Loss, Stack, optim::{Sgd, SgdConfig}, strategies::MasterWeights};
 //! use memfit::tch::{nn, Device, Kind, Tensor};
 //!
-//! let vs = nn::VarStore::new(Device::Cpu);
+//! let mut vs = nn::VarStore::new(Device::Cpu);
 //! let w = vs.root().ones("w", &[1]);
-//! let _ = vs.bfloat16();
+//! vs.bfloat16();
 //! let mut training = Stack::of(&vs, Sgd::new(&vs, SgdConfig::default().lr(0.001))?)
 //!     .with(MasterWeights::fp32())
 //!     .build()?;
