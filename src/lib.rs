@@ -19,3 +19,9 @@ pub use stack::{Micro, Stack, StackBuilder, Windows};
 pub use state::{Named, State, StateVisitor, Value};
 pub use step::*;
 pub use tch;
+
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../docs/writing-a-strategy.md")]
+    struct WritingAStrategy;
+}
