@@ -4,10 +4,12 @@ mod adamw;
 mod group;
 mod sgd;
 mod slots;
+mod tch_adapter;
 
 pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};
 pub use sgd::{Momentum, Sgd, SgdConfig};
+pub use tch_adapter::TchOptimizer;
 
 use std::fmt::Debug;
 
