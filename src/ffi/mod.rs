@@ -5,7 +5,9 @@
 
 mod callback;
 pub(crate) mod grad;
+pub(crate) mod hooks;
 mod status;
+pub(crate) mod storage;
 pub(crate) mod tensor;
 
 pub(crate) use callback::{Arguments, Closure};
