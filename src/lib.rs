@@ -6,8 +6,10 @@ pub mod error;
 mod ffi;
 pub mod memory;
 pub mod optim;
+pub mod rng;
 pub mod state;
 pub mod step;
+mod sys;
 
 pub use error::{Error, Result};
 pub use step::*;

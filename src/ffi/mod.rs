@@ -3,9 +3,13 @@
 //! Only safe functions leave this room. Each submodule mirrors one `.cpp` file.
 #![allow(unsafe_code)]
 
+pub(crate) mod autocast;
 mod callback;
+pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
+pub(crate) mod memory;
+pub(crate) mod rng;
 mod status;
 pub(crate) mod storage;
 pub(crate) mod tensor;

@@ -4,3 +4,5 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod file;
+pub(crate) mod heap;
+pub(crate) mod resident;
