@@ -4,13 +4,53 @@
 // in mf_last_error() (thread-local, borrowed until the next failure on that thread).
 // Pointers are *borrowed* for the call unless marked *given* (the callee frees it) or
 // *owned* (the caller frees it). A function runs on the calling thread unless it says so.
+//
+// With MEMFIT_ALLOCATOR_ALONE only the allocator's section is left, so that allocator.cpp
+// builds as a library of its own, for other programs to count by.
 #pragma once
 
+#ifndef MEMFIT_ALLOCATOR_ALONE
 #include <ATen/core/Tensor.h>
+#endif
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
+
+extern "C" {
+
+// ---- CPU allocator (allocator.cpp) -------------------------------------------------------
+// Counts every byte that libtorch asks of its CPU allocator, from before main on. Sizes are
+// those asked for, without the 64 bytes that head each block. All functions may run on any
+// thread at any time.
+struct mf_cpu_stats {
+  uint64_t current;      // live bytes
+  uint64_t peak;         // highest `current` since the start or mf_cpu_reset_peak
+  uint64_t allocated;    // bytes ever allocated
+  uint64_t freed;        // bytes ever freed
+  uint64_t allocations;  // blocks ever allocated
+  uint64_t frees;        // blocks ever freed
+  uint64_t failures;     // requests refused, by the limit or by the system
+  uint64_t limit;        // UINT64_MAX: none
+};
+// 1 where libtorch's CPU allocator is the counting one.
+int mf_cpu_counted() noexcept;
+void mf_cpu_read(mf_cpu_stats *out) noexcept;
+void mf_cpu_reset_peak() noexcept;
+// Live bytes never exceed the limit from now on: a request that would throws
+// c10::OutOfMemoryError, "memfit: out of memory: requested=N live=N limit=N device=cpu".
+void mf_cpu_set_limit(uint64_t bytes) noexcept;
+// Refuses the n-th request from now (1: the next one), once. 0 calls it off.
+void mf_cpu_fail_at(uint64_t n) noexcept;
+// A mark that remembers the highest live bytes since it was opened; any number of the 64 may
+// be open at once. -1 where none is free.
+int mf_watermark_open() noexcept;
+uint64_t mf_watermark_peak(int mark) noexcept;
+void mf_watermark_close(int mark) noexcept;
+
+}  // extern "C"
+
+#ifndef MEMFIT_ALLOCATOR_ALONE
 
 typedef at::Tensor *mf_tensor;  // the same handle as torch-sys' C_tensor
 typedef void *mf_closure;       // a Rust closure; freed by mf_drop_closure
@@ -42,6 +82,8 @@ size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
 int mf_tensor_bump_version(mf_tensor tensor) noexcept;
+// Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
 // ---- gradients (grad.cpp) ----------------------------------------------------------------
 // The gradient, owned, or null.
@@ -82,6 +124,68 @@ int mf_register(
 void mf_unregister(void *registration) noexcept;  // given
 // 1 for a registered storage, a leaf that requires a gradient, or a view of such a leaf.
 int mf_is_parameter(mf_tensor tensor) noexcept;
+// ---- accelerators (device.cpp) -----------------------------------------------------------
+// `device` is an index; the accelerator is the one that libtorch finds. All fail where there
+// is none. Streams and events are owned, freed by their _free.
+typedef struct mf_stream_ *mf_stream;
+typedef struct mf_event_ *mf_event;
+struct mf_device_stats {
+  int64_t current, peak, allocated, freed;  // bytes handed out
+  int64_t reserved;                         // bytes held from the device, caches included
+  int64_t allocations, frees, failures;
+};
+// Devices of the accelerator; 0 where there is none.
+int mf_device_count() noexcept;
+int mf_device_stats_of(int device, mf_device_stats *out) noexcept;
+int mf_device_reset_peak(int device) noexcept;
+// Gives cached blocks back to the device and, pinned ones, to the host.
+int mf_device_release_caches() noexcept;
+int mf_device_memory(int device, uint64_t *free, uint64_t *total) noexcept;
+int mf_device_synchronize(int device) noexcept;
+// The stream that this thread uses now, or one from the pool.
+int mf_stream_current(int device, mf_stream *out) noexcept;
+int mf_stream_new(int device, mf_stream *out) noexcept;
+// Makes it this thread's current stream; the former one is owned by the caller.
+int mf_stream_enter(mf_stream stream, mf_stream *former) noexcept;
+int mf_stream_synchronize(mf_stream stream) noexcept;
+// Keeps the tensor's storage from being reused before the stream's work so far is done.
+int mf_stream_uses(mf_stream stream, mf_tensor tensor) noexcept;
+void mf_stream_free(mf_stream stream) noexcept;
+int mf_event_record(mf_stream stream, mf_event *out) noexcept;
+// Later work of the stream waits for the event.
+int mf_event_block(mf_event event, mf_stream stream) noexcept;
+// This thread waits for the event.
+int mf_event_synchronize(mf_event event) noexcept;
+int mf_event_done(mf_event event, int *out) noexcept;
+void mf_event_free(mf_event event) noexcept;
+
+// ---- generators (rng.cpp) ----------------------------------------------------------------
+// A copy of the default CPU generator's engine and cached samples, owned; freed by
+// mf_rng_free. Takes no tensor. Runs under the generator's mutex.
+typedef struct mf_rng_ *mf_rng;
+mf_rng mf_rng_capture() noexcept;
+void mf_rng_restore(mf_rng saved) noexcept;
+// 1 where the generator is not in the saved state any more.
+int mf_rng_moved(mf_rng saved) noexcept;
+size_t mf_rng_bytes() noexcept;
+void mf_rng_free(mf_rng saved) noexcept;
+// The state of an accelerator's default generator, as an owned tensor.
+int mf_rng_device_state(int device, mf_tensor *out) noexcept;
+int mf_rng_set_device_state(int device, mf_tensor state) noexcept;
+
+// ---- autocast (autocast.cpp) -------------------------------------------------------------
+// The state of this thread for one device type (tch's numbers: -1 CPU, 0.. CUDA).
+struct mf_autocast {
+  int enabled;
+  int dtype;  // torch-sys' number of a ScalarType
+  int cache_enabled;
+};
+int mf_autocast_get(int device, mf_autocast *out) noexcept;
+// Sets the state and opens a scope; casts are cached only where gradients are recorded.
+int mf_autocast_enter(int device, const mf_autocast *state, mf_autocast *former) noexcept;
+// Closes a scope, the outermost clearing the cast cache, and sets the former state.
+void mf_autocast_leave(int device, const mf_autocast *former) noexcept;
+void mf_autocast_clear() noexcept;
 
 }  // extern "C"
 
@@ -132,3 +236,5 @@ int guarded(Body &&body) noexcept {
 }
 
 }  // namespace memfit
+
+#endif  // MEMFIT_ALLOCATOR_ALONE
