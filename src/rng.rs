@@ -70,7 +70,8 @@ impl Generators {
 
     /// Bytes that the capture holds.
     pub fn bytes(&self) -> usize {
-        CpuRng::bytes() + self.device.as_ref().map_or(0, |(_, state)| state.numel() * state.kind().elt_size_in_bytes())
+        CpuRng::bytes()
+            + self.device.as_ref().map_or(0, |(_, state)| state.numel() * state.kind().elt_size_in_bytes())
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod grad;
 pub(crate) mod hooks;
 pub(crate) mod memory;
 pub(crate) mod rng;
+pub(crate) mod saved;
 mod status;
 pub(crate) mod storage;
 pub(crate) mod tensor;

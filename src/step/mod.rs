@@ -3,6 +3,7 @@
 
 mod batch;
 mod exactness;
+mod inside;
 mod loss;
 mod outcome;
 mod phases;
@@ -12,6 +13,7 @@ mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
+pub(crate) use inside::{InsideStep, is_inside};
 pub use loss::Loss;
 pub use outcome::{SkipReason, StepOutcome};
 pub use phases::{

@@ -82,6 +82,8 @@ size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
 int mf_tensor_bump_version(mf_tensor tensor) noexcept;
+// Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
 // ---- gradients (grad.cpp) ----------------------------------------------------------------
 // The gradient, owned, or null.
@@ -143,6 +145,34 @@ int mf_hook_before_backward(mf_tensor tensor, mf_closure closure) noexcept;
 // Within a backward: calls the closure, given, once when that backward ends, not where it fails.
 int mf_hook_after_backward(mf_closure closure) noexcept;
 void mf_hook_drop(mf_hook *hook) noexcept;  // given; never waits for a running closure
+// ---- saved tensors (saved.cpp, registry.cpp) -----------------------------------------------
+// Implemented in Rust (saved.rs). Parks an Error::Modified and returns its number; `what` is
+// borrowed. Runs on the thread that unpacks.
+uint64_t mf_park_modified(const char *what, uint64_t expected, uint64_t found) noexcept;
+
+// A link, owned (mf_link_drop), made of a closure that is given. The closure gets a detached
+// tensor in `in` and declines, or takes it by setting `closure` to one that sets `out` at
+// each call. It is called where a tensor is saved, on the thread that pushed the link; what
+// it sets is called in backward, on the thread of the node that asks, and freed with the
+// graph, on the thread that drops the graph. Both run with links, gradients and operator
+// records off, one call at a time.
+void *mf_link_new(mf_closure pack) noexcept;
+void mf_link_drop(void *link) noexcept;  // given
+// Makes the link this thread's innermost. The place, owned, ends it (mf_place_end) and keeps
+// the link alive. The first push installs the engine that asks the links.
+void *mf_link_push(void *link) noexcept;
+// A place that hides all links of this thread, owned.
+void *mf_links_pause() noexcept;
+// Given. On the thread that made it; in any order.
+void mf_place_end(void *place) noexcept;
+
+// Registers the storages of `count` tensors under names (copied), for all threads: they are
+// held weakly and never offered to a link. The registration is owned (mf_unregister).
+int mf_register(
+    const mf_tensor *tensors, const char *const *names, size_t count, void **registration) noexcept;
+void mf_unregister(void *registration) noexcept;  // given
+// 1 for a registered storage, a leaf that requires a gradient, or a view of such a leaf.
+int mf_is_parameter(mf_tensor tensor) noexcept;
 // ---- accelerators (device.cpp) -----------------------------------------------------------
 // `device` is an index; the accelerator is the one that libtorch finds. All fail where there
 // is none. Streams and events are owned, freed by their _free.
