@@ -9,6 +9,8 @@ pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
 pub(crate) mod memory;
+pub(crate) mod multi;
+pub(crate) mod optim;
 pub(crate) mod rng;
 pub(crate) mod saved;
 mod status;

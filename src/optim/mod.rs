@@ -1,8 +1,13 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
+mod adamw;
 mod group;
+mod sgd;
+mod slots;
 
+pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use sgd::{Momentum, Sgd, SgdConfig};
 
 use std::fmt::Debug;
 
@@ -147,4 +152,12 @@ fn unsupported(optimizer: String, what: &str) -> Error {
         place: format!("by {optimizer}"),
         remedy: "use one of memfit's own optimizers".to_owned(),
     }
+}
+
+/// An error where a setting is not finite or not as it must be.
+fn check_setting(setting: &'static str, value: f64, right: fn(f64) -> bool, wanted: &str) -> Result<()> {
+    if value.is_finite() && right(value) {
+        return Ok(());
+    }
+    Err(Error::config(setting, format!("must be {wanted}, not {value}")))
 }

@@ -236,6 +236,47 @@ int mf_autocast_enter(int device, const mf_autocast *state, mf_autocast *former)
 void mf_autocast_leave(int device, const mf_autocast *former) noexcept;
 void mf_autocast_clear() noexcept;
 
+// ---- many tensors at once (multi.cpp) ----------------------------------------------------
+// All run on this thread and libtorch's worker threads, below autograd; those that write
+// bump versions once per tensor.
+struct mf_measured {
+  double squared_norm;
+  int non_finite;
+};
+// v = tensor * factor, in fp32 (fp64 for fp64): the sum of v^2 in double, and whether a v is
+// not finite. One readback per accelerator, none on the CPU.
+int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measured *out) noexcept;
+int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept;
+// Multiplies, then bounds to [-limit, limit]; NaN stays.
+int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept;
+// sums[i] += tensors[i], the sum in its own dtype, without a copy of a tensor on the CPU for
+// fp32 += bf16 or fp16 of the same strides.
+int mf_add_to(const mf_tensor *sums, const mf_tensor *tensors, size_t count) noexcept;
+int mf_cast_into(mf_tensor to, mf_tensor from) noexcept;
+
+// ---- optimizers (optim.cpp) --------------------------------------------------------------
+// One parameter of a step. Skipped where it needs no gradient or has none.
+struct mf_moving {
+  mf_tensor parameter;
+  mf_tensor state[2];  // borrowed; null where the optimizer has none
+  uint64_t count;      // its steps so far; one more where it moved
+  double lr;
+  double weight_decay;
+};
+struct mf_adam {
+  double beta1, beta2, epsilon, factor;
+  int decoupled;  // weight decay: 1 AdamW's, 0 added to the gradient
+};
+struct mf_sgd {
+  double momentum, dampening, factor;
+  int nesterov;
+};
+// Moves all; gradients are multiplied by `factor` first. `moved` tells how many parameters
+// had moved when it returned. Everything it needs is allocated before the first one does.
+// Bumps versions and clears the autocast cache.
+int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
+int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
+
 }  // extern "C"
 
 // ---- for the .cpp files only -------------------------------------------------------------
