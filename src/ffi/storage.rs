@@ -94,6 +94,8 @@ pub(crate) struct Version(*mut RawVersion);
 
 // SAFETY: the counter is atomic and reference-counted atomically.
 unsafe impl Send for Version {}
+// SAFETY: asking changes nothing.
+unsafe impl Sync for Version {}
 
 impl Version {
     /// The counter of a tensor, shared by its views; `None` for inference tensors.

@@ -1,6 +1,6 @@
 //! What a failure leaves: the way back to the micro-batch's or the window's start.
 
-use super::window::{Failed, Open};
+use super::window::Failed;
 use super::{Health, Stack};
 use crate::error::{Error, Result};
 use crate::step::{Failure, Recovery};
@@ -53,7 +53,7 @@ impl Stack {
         self.window_start.go_back(&self.model.buffers)
     }
 
-    fn poison(&mut self, error: Error) -> Error {
+    pub(super) fn poison(&mut self, error: Error) -> Error {
         self.health = Health::Poisoned;
         Error::Poisoned { source: Box::new(error) }
     }

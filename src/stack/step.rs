@@ -3,7 +3,7 @@
 
 use std::borrow::Borrow;
 
-use super::window::{Failed, Open, Place};
+use super::window::{Open, Place};
 use super::windows::Micro;
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};

@@ -1,7 +1,9 @@
 //! The update that ends a window.
 
+use tch::Tensor;
+
 use super::window::Open;
-use super::{Health, Stack, never, phases};
+use super::{Stack, never, phases};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::optim::{Optimizer, gradients};
@@ -13,21 +15,26 @@ impl Stack {
     pub(super) fn finish(&mut self) -> Result<StepOutcome> {
         let open = self.open.take().ok_or_else(never)?;
         self.clock.advance(0);
-        match phases::caught("update", || self.update(&open)) {
-            Ok((verdict, grad_norm, lr)) => self.count(open, verdict, grad_norm, lr),
+        let mut moved = false;
+        match phases::caught("update", || self.update(&open, &mut moved)) {
+            Ok(ended) => Ok(self.count(&open, ended)),
             Err(error) => {
-                if matches!(error, Error::Poisoned { .. }) {
-                    self.health = Health::Poisoned;
-                } else {
-                    self.window_start.go_back(&self.model.buffers)?;
-                }
                 self.clock.broke(0);
-                Err(error)
+                match error {
+                    Error::Poisoned { source } => Err(self.poison(*source)),
+                    error if moved => Err(self.poison(error)),
+                    error => {
+                        self.window_start.go_back(&self.model.buffers)?;
+                        Err(error)
+                    }
+                }
             }
         }
     }
 
-    fn update(&mut self, open: &Open) -> Result<(Verdict, Option<f64>, Vec<f64>)> {
+    fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
+        // Allocated now: nothing may fail once a parameter has moved.
+        let loss = mean_loss(open)?;
         let optimizer = self.optimizer.as_mut();
         let strategies = &mut self.strategies;
         let parameters = &self.model.parameters;
@@ -53,31 +60,39 @@ impl Stack {
         let mut lr = Vec::new();
         let verdict = phases::update(strategies, &mut phase, &mut |phase| {
             lr = phase.optimizer.groups().iter().map(|group| group.lr).collect();
-            move_parameters(phase)
+            let verdict = move_parameters(phase)?;
+            *moved = true;
+            Ok(verdict)
         })?;
-        Ok((verdict, numbers.squared_norm.map(f64::sqrt), lr))
+        Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr })
     }
 
-    fn count(
-        &mut self,
-        open: Open,
-        verdict: Verdict,
-        grad_norm: Option<f64>,
-        lr: Vec<f64>,
-    ) -> Result<StepOutcome> {
+    fn count(&mut self, open: &Open, ended: Ended) -> StepOutcome {
         self.position.windows += 1;
         self.position.micro_batches += open.done as u64;
+        let Ended { verdict, loss, grad_norm, lr } = ended;
         if let Verdict::Skipped(reason) = verdict {
-            return Ok(StepOutcome::Skipped { reason });
+            return StepOutcome::Skipped { reason };
         }
         self.position.steps += 1;
         self.zero_grad();
-        let total = open.total.ok_or_else(never)?;
-        let loss = if open.tokens == 1.0 { total } else { total.f_div_scalar(open.tokens)? };
         let scale = (open.scale != 1.0).then_some(open.scale);
-        let (tokens, peak) = (open.tokens, open.peak.peak());
-        Ok(StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak })
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens: open.tokens, peak: open.peak.peak() }
     }
+}
+
+/// What an update came to.
+struct Ended {
+    verdict: Verdict,
+    loss: Tensor,
+    grad_norm: Option<f64>,
+    lr: Vec<f64>,
+}
+
+/// The window's weighted mean loss, on the device.
+fn mean_loss(open: &Open) -> Result<Tensor> {
+    let total = open.total.as_ref().ok_or_else(never)?;
+    if open.tokens == 1.0 { Ok(total.shallow_clone()) } else { Ok(total.f_div_scalar(open.tokens)?) }
 }
 
 fn measure(

@@ -64,7 +64,6 @@ pub struct Micro<B> {
 
 /// Batches with their places in their windows; looks one batch ahead. From
 /// [`Stack::windows`].
-#[derive(Debug)]
 pub struct Windows<I: Iterator> {
     batches: Peekable<I>,
     clock: Arc<Clock>,

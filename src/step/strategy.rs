@@ -5,7 +5,7 @@ use tch::Device;
 
 use super::exactness::Exactness;
 use super::phases::{
-    Backward, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, UpdatePhase, Verdict,
+    Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, UpdatePhase, Verdict,
 };
 use super::place::{Place, Relation};
 use super::window::WindowRule;
