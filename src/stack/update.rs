@@ -104,8 +104,7 @@ fn measure(
     if wanted == Measure::Nothing {
         return Ok(());
     }
-    let want = if wanted == Measure::Norm { ffi::multi::Want::Norm } else { ffi::multi::Want::Finite };
-    let measured = ffi::multi::measure(&gradients(optimizer), 1.0 / divisor, want)?;
+    let measured = ffi::multi::measure(&gradients(optimizer), 1.0 / divisor)?;
     numbers.non_finite = Some(measured.non_finite);
     if wanted == Measure::Norm {
         numbers.squared_norm = Some(measured.squared_norm);

@@ -264,14 +264,14 @@ struct mf_moving {
   double weight_decay;
 };
 struct mf_adam {
-  double beta1, beta2, epsilon, factor;
+  double beta1, beta2, epsilon, divisor;
   int decoupled;  // weight decay: 1 AdamW's, 0 added to the gradient
 };
 struct mf_sgd {
-  double momentum, dampening, factor;
+  double momentum, dampening, divisor;
   int nesterov;
 };
-// Moves all; gradients are multiplied by `factor` first. `moved` tells how many parameters
+// Moves all; gradients are divided by `divisor` first. `moved` tells how many parameters
 // had moved when it returned. Everything it needs is allocated before the first one does.
 // Bumps versions and clears the autocast cache.
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;

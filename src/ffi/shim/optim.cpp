@@ -167,7 +167,7 @@ struct Lists {
 struct Scalars {
   double lr, weight_decay;
   uint64_t count;
-  // Tensors made beforehand; null where the factor is 1.
+  // Tensors made beforehand; null where the divisor is 1.
   const at::Tensor *step, *divisor;
 };
 
@@ -242,11 +242,10 @@ void move_bucket(
   }
 }
 
-// Moves all. A kernel divides by its scale, so the factor is given as its inverse: exact for
-// powers of two.
+// Moves all. The divisor is what a kernel calls its gradients' scale.
 template <class Kernel, class Alike>
 void step(
-    mf_moving *moving, size_t count, double factor, size_t *moved, Alike &&alike,
+    mf_moving *moving, size_t count, double divisor, size_t *moved, Alike &&alike,
     const Kernel &kernel) {
   *moved = 0;
   at::AutoDispatchBelowADInplaceOrView below;
@@ -257,7 +256,7 @@ void step(
   for (const Bucket &bucket : buckets) {
     steps.push_back(std::make_unique<Number>(float(bucket.count + 1), bucket.device));
     divisors.push_back(
-        factor == 1.0 ? nullptr : std::make_unique<Number>(float(1.0 / factor), bucket.device));
+        divisor == 1.0 ? nullptr : std::make_unique<Number>(float(divisor), bucket.device));
   }
   try {
     for (size_t i = 0; i < buckets.size(); ++i) {
@@ -294,7 +293,7 @@ int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t
           scale_of(now), std::nullopt);
     };
     auto alike = [](uint64_t a, uint64_t b) { return a == b; };
-    step(moving, count, options->factor, moved, alike, kernel);
+    step(moving, count, options->divisor, moved, alike, kernel);
   });
 }
 
@@ -308,6 +307,6 @@ int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *
     };
     // A first step takes the gradient as momentum, undampened.
     auto alike = [](uint64_t a, uint64_t b) { return (a == 0) == (b == 0); };
-    step(moving, count, options->factor, moved, alike, kernel);
+    step(moving, count, options->divisor, moved, alike, kernel);
   });
 }
