@@ -1,4 +1,4 @@
-//! One line on the terminal that says how far a long job is; a line now and then elsewhere.
+//! One line on the terminal that says how far a long job is; a line every ten seconds elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};

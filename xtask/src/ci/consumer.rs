@@ -29,9 +29,14 @@ fn write_crate(context: &Context, folder: &Path) -> Result<()> {
     let root = context.repo.root();
     let mut manifest = MANIFEST.replace("@MEMFIT@", &root.display().to_string());
     // Another profile would compile all dependencies again.
-    manifest += "\n[profile.dev]\n";
-    for line in context.manifest.section("profile.dev") {
-        manifest = manifest + line + "\n";
+    for section in ["profile.dev", "profile.dev.build-override"] {
+        manifest += &format!("\n[{section}]\n");
+        manifest.extend(
+            context
+                .manifest
+                .section(section)
+                .flat_map(|line| [line, "\n"]),
+        );
     }
     write(&folder.join("Cargo.toml"), &manifest)?;
     write(&folder.join("build.rs"), BUILD)?;
