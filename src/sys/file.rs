@@ -46,7 +46,8 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     loop {
         // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
-        let done = unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, length as libc::off_t) };
+        let done =
+            unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, length as libc::off_t) };
         if done == 0 {
             return Ok(());
         }
