@@ -3,9 +3,11 @@
 mod support;
 
 use memfit::offload::{ActivationOffload, CpuOffload};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer};
+use memfit::state::Value;
 use memfit::tch::nn::{self, Module};
 use memfit::tch::{Device, Kind, Tensor};
-use memfit::{Error, Named};
+use memfit::{Error, Named, State, Update};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -245,4 +247,101 @@ fn buffers_named_by_the_user_stay() {
     let loss = offload.around(Device::Cpu, &known, || Ok((&a * &mask).sum(Kind::Float))).expect("forward");
     loss.backward();
     assert_eq!(offload.moved().out_bytes, 0);
+}
+
+fn parameters(seed: i64) -> Vec<Tensor> {
+    memfit::tch::manual_seed(seed);
+    vec![leaf(&[1024]), leaf(&[7]), leaf(&[64, 33])]
+}
+
+fn two_groups(parameters: &[Tensor]) -> AdamW {
+    let first = vec![Named::new("a", &parameters[0]), Named::new("b", &parameters[1])];
+    let mut optimizer = AdamW::new(&first, AdamWConfig::default().lr(0.1)).expect("an optimizer");
+    let second = vec![Named::new("c", &parameters[2])];
+    optimizer.add_group(second, GroupOptions::default().lr(0.01)).expect("a second group");
+    optimizer
+}
+
+fn train(optimizer: &mut dyn Optimizer, parameters: &[Tensor], steps: usize) {
+    for _ in 0..steps {
+        optimizer.zero_grad();
+        let losses: Vec<Tensor> = parameters.iter().map(|p| p.sin().square().sum(Kind::Float)).collect();
+        Tensor::stack(&losses, 0).sum(Kind::Float).backward();
+        optimizer.step(&Update::plain()).expect("a step");
+    }
+}
+
+/// Case 40.
+#[test]
+fn optimizer_state_on_disk_gives_the_same_bits_and_stays_there_after_a_load() {
+    let _guard = support::serial();
+    let (plain, moved) = (parameters(3), parameters(3));
+    let mut reference = two_groups(&plain);
+    let mut offloaded =
+        CpuOffload::optimizer(two_groups(&moved)).disk(std::env::temp_dir()).expect("a folder");
+    train(&mut reference, &plain, 3);
+    train(&mut offloaded, &moved, 3);
+    assert!(support::same(&plain, &moved));
+    assert_eq!(offloaded.get_ref().steps(), 3, "each step is counted once");
+
+    let state = State::collect(|visitor| offloaded.visit_state(visitor)).expect("the state");
+    let expected = State::collect(|visitor| reference.visit_state(visitor)).expect("the state");
+    assert_eq!(state.len(), expected.len());
+    for (name, value) in expected.iter() {
+        match (value, state.get(name)) {
+            (Value::Tensor(expected), Some(Value::Tensor(found))) => assert!(found.equal(expected), "{name}"),
+            (Value::Float(expected), Some(Value::Float(found))) => assert_eq!(expected, found),
+            (Value::Int(expected), Some(Value::Int(found))) => assert_eq!(expected, found),
+            pair => panic!("{name}: {pair:?}"),
+        }
+    }
+
+    let again = support::copies(&plain).into_iter().map(|p| p.set_requires_grad(true)).collect::<Vec<_>>();
+    let mut loaded = CpuOffload::optimizer(two_groups(&again)).disk(std::env::temp_dir()).expect("a folder");
+    let before = memfit::memory::stats(Device::Cpu).expect("figures").current;
+    loaded.load(&state).expect("a load");
+    assert_eq!(memfit::memory::stats(Device::Cpu).expect("figures").current, before);
+    let away = loaded.state_of(0, 0)[0].f_sum(Kind::Float);
+    assert!(away.is_err_and(|error| error.to_string().contains("away")), "read while away");
+    train(&mut loaded, &again, 2);
+    train(&mut reference, &plain, 2);
+    assert!(support::same(&plain, &again));
+}
+
+#[test]
+fn an_update_has_one_parameters_state_in_memory() {
+    let _guard = support::serial();
+    let sizes = [4096, 65_536, 1024];
+    let parameters: Vec<Tensor> = sizes.iter().map(|size| leaf(&[*size])).collect();
+    let optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("an optimizer");
+    let before = memfit::memory::stats(Device::Cpu).expect("figures").current;
+    let (offloaded, peak) = memfit::memory::peak_of(Device::Cpu, || {
+        CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).expect("a folder")
+    })
+    .expect("a peak");
+    let mut offloaded = offloaded;
+    assert_eq!(memfit::memory::stats(Device::Cpu).expect("figures").current, before);
+    let largest = 65_536 * 8;
+    // libtorch pads allocations to 64 bytes; nothing else may be there.
+    assert!(peak <= before + largest + 4096, "{peak} over {before}: the state is made one by one");
+    train(&mut offloaded, &parameters, 1);
+    let live = memfit::memory::stats(Device::Cpu).expect("figures").current;
+    for parameter in &parameters {
+        let _ = parameter.grad().fill_(0.5);
+    }
+    let (stepped, peak) =
+        memfit::memory::peak_of(Device::Cpu, || offloaded.step(&Update::plain())).expect("a peak");
+    stepped.expect("a step");
+    assert!(peak <= live + largest + 4096, "{}", peak - live);
+    let total: u64 = sizes.iter().map(|size| *size as u64 * 8).sum();
+    assert_eq!(offloaded.moved().live_on_disk, total, "whole pages here");
+    assert_eq!(offloaded.state_bytes(), total);
+}
+
+#[test]
+fn the_host_tier_of_an_optimizer_on_the_cpu_is_refused_with_the_way_out() {
+    let _guard = support::serial();
+    let optimizer = AdamW::new(&parameters(1), AdamWConfig::default()).expect("an optimizer");
+    let refused = CpuOffload::optimizer(optimizer).host();
+    assert!(matches!(&refused, Err(Error::Incompatible { remedy, .. }) if remedy.contains(".disk(folder)")));
 }

@@ -119,6 +119,17 @@ impl Carrier {
         Ok(Home::Disk(extent))
     }
 
+    /// Writes bytes again to the extent they have.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn write(&self, extent: &Extent, base: &Tensor) -> Result<()> {
+        match base.device() {
+            Device::Cpu => extent.write(base),
+            _ => extent.write(&base.f_to_device(Device::Cpu)?),
+        }
+    }
+
     /// Brings bytes back to the device they came from, as a uint8 tensor that owns them.
     ///
     /// # Errors

@@ -29,14 +29,19 @@
 //! ```
 
 mod activations;
+mod berth;
 mod carrier;
 mod disk;
 mod entry;
 mod ledger;
 mod moved;
+mod optimizer;
 
 pub use activations::ActivationOffload;
 pub use moved::{Moved, Observer};
+pub use optimizer::{OptimizerOffload, StateHome};
+
+use crate::optim::Optimizer;
 
 /// Moves bytes out of memory: the entrance to the three kinds.
 #[derive(Clone, Copy, Debug)]
@@ -46,5 +51,10 @@ impl CpuOffload {
     /// Moves the tensors that forward saves for backward.
     pub fn activations() -> ActivationOffload {
         ActivationOffload::new()
+    }
+
+    /// Keeps an optimizer's state elsewhere: `CpuOffload::optimizer(o).disk(folder)?`.
+    pub fn optimizer<O: Optimizer>(optimizer: O) -> StateHome<O> {
+        StateHome::new(optimizer)
     }
 }
