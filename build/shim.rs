@@ -39,10 +39,7 @@ pub fn build(folder: &Path, includes: &[PathBuf], libtorch: &str, out: &Path) ->
     // for, and nobody asks for an object that is there for its static initialiser.
     println!("cargo::rustc-link-lib=static:+whole-archive={LIBRARY}");
     let apple = env::var("CARGO_CFG_TARGET_VENDOR").is_ok_and(|vendor| vendor == "apple");
-    println!(
-        "cargo::rustc-link-lib=dylib={}",
-        if apple { "c++" } else { "stdc++" }
-    );
+    println!("cargo::rustc-link-lib=dylib={}", if apple { "c++" } else { "stdc++" });
     Ok(())
 }
 

@@ -90,6 +90,8 @@ int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 mf_tensor mf_grad_get(mf_tensor tensor) noexcept;
 // As mf_grad_get, and leaves none.
 mf_tensor mf_grad_take(mf_tensor tensor) noexcept;
+// Leaves none of `count` tensors a gradient.
+void mf_grads_drop(const mf_tensor *tensors, size_t count) noexcept;
 // Sets the gradient: the handle is shared, not copied. Shape, dtype and device must match.
 int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept;
 // Backward from a one-element root, seeded with `seed` in its dtype; accumulates into leaves.
