@@ -1,0 +1,14 @@
+//! A byte-level GPT in plain tch and text to train it on, shared by the larger examples.
+//!
+//! Nothing in the model knows of memfit but one line: a block may stand behind an
+//! [`memfit::ActivationCheckpoint`].
+#![allow(dead_code)] // each example uses its part
+
+mod model;
+mod text;
+
+pub use model::{Config, Gpt, Recompute};
+pub use text::{Random, Text};
+
+/// What an example's functions fail with: one sentence for the user.
+pub type Failure = Box<dyn std::error::Error>;
