@@ -22,7 +22,8 @@ args = parser.parse_args()
 
 # Installed before the first tensor is made.
 counter = ctypes.CDLL(args.counter)
-counter.mf_memory_peak.restype = ctypes.c_uint64
+if not counter.mf_cpu_counted():
+    sys.exit("libtorch's CPU allocator is not the counting one")
 
 import torch.nn.functional as F  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -96,6 +97,12 @@ class Data:
         )
 
 
+def peak():
+    stats = (ctypes.c_uint64 * 8)()
+    counter.mf_cpu_read(stats)
+    return stats[1]
+
+
 def strategy():
     every, micros, bf16 = 0, 1, False
     for part in args.strategy.split("+"):
@@ -140,11 +147,11 @@ def main():
         if line.strip() != "step":
             break
         tokens, targets = data.batch()
-        counter.mf_memory_reset_peak()
+        counter.mf_cpu_reset_peak()
         start = time.perf_counter()
         loss = step(tokens, targets)
         seconds = time.perf_counter() - start
-        print(f"{seconds:.6f} {counter.mf_memory_peak()} {loss.item():.9f}", flush=True)
+        print(f"{seconds:.6f} {peak()} {loss.item():.9f}", flush=True)
 
 
 main()
