@@ -15,10 +15,7 @@ const SHIM: &str = "src/ffi/shim";
 const WANTED: &str = "2.13.0";
 
 fn main() {
-    println!(
-        "cargo::rerun-if-changed={}",
-        nearest_existing(Path::new(SHIM)).display()
-    );
+    println!("cargo::rerun-if-changed={}", nearest_existing(Path::new(SHIM)).display());
     if env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
         return; // nothing links, so no libtorch is needed
     }
@@ -28,12 +25,10 @@ fn main() {
 }
 
 fn build() -> Result<(), String> {
-    let lib = env::var_os("DEP_TCH_LIBTORCH_LIB")
-        .map(PathBuf::from)
-        .ok_or(format!(
-            "torch-sys named no libtorch: memfit builds on Linux and macOS with the libtorch \
+    let lib = env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from).ok_or(format!(
+        "torch-sys named no libtorch: memfit builds on Linux and macOS with the libtorch \
          {WANTED} that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names"
-        ))?;
+    ))?;
     let include = include_folder(&lib);
     let version = supported_version(&include)?;
 
@@ -41,9 +36,7 @@ fn build() -> Result<(), String> {
     // A dependent's build script reads this as DEP_MEMFIT_LIBTORCH_LIB.
     println!("cargo::metadata=libtorch_lib={}", lib.display());
 
-    let out = env::var_os("OUT_DIR")
-        .map(PathBuf::from)
-        .ok_or("cargo set no OUT_DIR")?;
+    let out = env::var_os("OUT_DIR").map(PathBuf::from).ok_or("cargo set no OUT_DIR")?;
     let includes = [include.clone(), include.join("torch/csrc/api/include")];
     shim::build(Path::new(SHIM), &includes, &version.to_string(), &out)
         .map_err(|error| format!("the C++ shim does not build: {error}"))
@@ -53,9 +46,7 @@ fn build() -> Result<(), String> {
 fn include_folder(lib: &Path) -> PathBuf {
     println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
     match env::var_os("LIBTORCH_INCLUDE") {
-        Some(root) if env::var_os("LIBTORCH_USE_PYTORCH").is_none() => {
-            PathBuf::from(root).join("include")
-        }
+        Some(root) if env::var_os("LIBTORCH_USE_PYTORCH").is_none() => PathBuf::from(root).join("include"),
         _ => lib.parent().unwrap_or(lib).join("include"),
     }
 }
@@ -78,7 +69,5 @@ fn supported_version(include: &Path) -> Result<Version, String> {
 
 /// Cargo takes a path that does not exist for one that always changes.
 fn nearest_existing(path: &Path) -> &Path {
-    path.ancestors()
-        .find(|path| path.exists())
-        .unwrap_or(Path::new("build.rs"))
+    path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("build.rs"))
 }

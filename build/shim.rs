@@ -24,10 +24,7 @@ pub fn build(folder: &Path, includes: &[PathBuf], libtorch: &str, out: &Path) ->
         return Ok(());
     }
     let compiler = compiler(folder, includes);
-    let objects = compile_changed(
-        &compiler,
-        &units(folder, sources, libtorch, &compiler, out)?,
-    )?;
+    let objects = compile_changed(&compiler, &units(folder, sources, libtorch, &compiler, out)?)?;
     // `ar` only adds to an archive: an object whose source is gone would stay in an old one.
     let _ = fs::remove_file(out.join(format!("lib{LIBRARY}.a")));
     cc::Build::new()
@@ -90,11 +87,7 @@ fn units(
             let mut hasher = shared.clone();
             fs::read(&source)?.hash(&mut hasher);
             let stem = source.file_stem().unwrap_or_default().to_string_lossy();
-            Ok(Unit {
-                note: out.join(format!("{stem}.made")),
-                key: hasher.finish(),
-                source,
-            })
+            Ok(Unit { note: out.join(format!("{stem}.made")), key: hasher.finish(), source })
         })
         .collect()
 }
@@ -106,9 +99,7 @@ fn compile_changed(compiler: &cc::Build, units: &[Unit]) -> io::Result<Vec<PathB
     if !stale.is_empty() {
         let mut build = compiler.clone();
         build.files(stale.iter().map(|unit| &unit.source));
-        let objects = build
-            .try_compile_intermediates()
-            .map_err(io::Error::other)?;
+        let objects = build.try_compile_intermediates().map_err(io::Error::other)?;
         for (unit, object) in stale.iter().zip(objects) {
             fs::write(&unit.note, format!("{}\n{}", unit.key, object.display()))?;
         }
@@ -131,12 +122,10 @@ fn files_with(folder: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)?
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<io::Result<_>>()?;
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
     files.retain(|path| {
-        path.extension()
-            .is_some_and(|found| extensions.iter().any(|wanted| found == *wanted))
+        path.extension().is_some_and(|found| extensions.iter().any(|wanted| found == *wanted))
     });
     files.sort();
     Ok(files)

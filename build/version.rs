@@ -5,11 +5,8 @@ use std::fs;
 use std::path::Path;
 
 /// Where releases keep the three version macros, newest layout first, relative to `include/`.
-const HEADERS: [&str; 3] = [
-    "torch/headeronly/version.h",
-    "torch/csrc/api/include/torch/version.h",
-    "torch/version.h",
-];
+const HEADERS: [&str; 3] =
+    ["torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h", "torch/version.h"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {

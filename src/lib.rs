@@ -6,9 +6,16 @@ pub mod error;
 mod ffi;
 pub mod memory;
 pub mod optim;
+pub mod rng;
+pub mod saved;
+pub mod stack;
 pub mod state;
 pub mod step;
+pub mod strategies;
+mod sys;
 
 pub use error::{Error, Result};
+pub use stack::{Micro, Stack, StackBuilder, Windows};
+pub use state::{Named, State, StateVisitor};
 pub use step::*;
 pub use tch;

@@ -160,9 +160,7 @@ impl<'a> StateVisitor<'a> {
         let name = self.name(name);
         match &mut self.purpose {
             Purpose::Collect(state) => {
-                let mut copy = tensor.f_detach()?.f_empty_like()?;
-                copy.f_copy_(tensor)?;
-                state.insert(name, Value::Tensor(copy));
+                state.insert(name, Value::Tensor(crate::ffi::tensor::copy_of(tensor)?));
             }
             Purpose::Check(state) => {
                 match state.get(&name) {

@@ -1,8 +1,13 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
+mod adamw;
 mod group;
+mod sgd;
+mod slots;
 
+pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use sgd::{Momentum, Sgd, SgdConfig};
 
 use std::fmt::Debug;
 
@@ -73,9 +78,9 @@ pub trait Optimizer: Debug + Send {
         Vec::new()
     }
 
-    /// Whether `step` multiplies gradients by [`Update::factor`] itself; otherwise the
+    /// Whether `step` divides gradients by [`Update::divisor`] itself; otherwise the
     /// driver does it in one pass before.
-    fn folds_factor(&self) -> bool {
+    fn folds_divisor(&self) -> bool {
         false
     }
 
@@ -129,6 +134,13 @@ pub trait Optimizer: Debug + Send {
     }
 }
 
+/// The gradients that an update will use: not those of frozen parameters.
+pub(crate) fn gradients(optimizer: &dyn Optimizer) -> Vec<tch::Tensor> {
+    let parameters = optimizer.groups().iter().flat_map(|group| group.parameters());
+    let trained = parameters.filter(|parameter| parameter.tensor.requires_grad());
+    trained.filter_map(|parameter| crate::ffi::grad::get(&parameter.tensor)).collect()
+}
+
 /// Bytes of a tensor's elements.
 pub(crate) fn bytes_of(tensor: &tch::Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
@@ -140,4 +152,12 @@ fn unsupported(optimizer: String, what: &str) -> Error {
         place: format!("by {optimizer}"),
         remedy: "use one of memfit's own optimizers".to_owned(),
     }
+}
+
+/// An error where a setting is not finite or not as it must be.
+fn check_setting(setting: &'static str, value: f64, right: fn(f64) -> bool, wanted: &str) -> Result<()> {
+    if value.is_finite() && right(value) {
+        return Ok(());
+    }
+    Err(Error::config(setting, format!("must be {wanted}, not {value}")))
 }

@@ -19,21 +19,12 @@ pub struct Invocation {
 impl Invocation {
     pub fn new(program: impl Into<OsString>, folder: &Path) -> Self {
         let folder = folder.to_owned();
-        Self {
-            program: program.into(),
-            args: vec![],
-            set: vec![],
-            unset: vec![],
-            folder,
-        }
+        Self { program: program.into(), args: vec![], set: vec![], unset: vec![], folder }
     }
 
     /// The cargo that runs this xtask, in `folder`.
     pub fn cargo(folder: &Path) -> Self {
-        Self::new(
-            std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()),
-            folder,
-        )
+        Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), folder)
     }
 
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
@@ -42,8 +33,7 @@ impl Invocation {
     }
 
     pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
-        self.args
-            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
@@ -59,16 +49,11 @@ impl Invocation {
 
     /// Runs it to its end.
     pub fn run(&self) -> Result<()> {
-        let status = self
-            .command()
-            .status()
-            .map_err(|error| self.unstartable(&error))?;
+        let status = self.command().status().map_err(|error| self.unstartable(&error))?;
         if status.success() {
             return Ok(());
         }
-        Err(Problem::new(format!(
-            "it ended with {status}; to repeat it: {self}"
-        )))
+        Err(Problem::new(format!("it ended with {status}; to repeat it: {self}")))
     }
 
     /// Becomes it, so that Ctrl-C reaches it alone. Returns only where that fails.
@@ -93,10 +78,7 @@ impl Invocation {
     }
 
     fn unstartable(&self, error: &std::io::Error) -> Problem {
-        Problem::new(format!(
-            "{} does not start: {error}",
-            self.program.display()
-        ))
+        Problem::new(format!("{} does not start: {error}", self.program.display()))
     }
 }
 
@@ -119,9 +101,7 @@ impl fmt::Display for Invocation {
             _ => program.as_os_str(),
         };
         write!(f, " {}", quoted(program))?;
-        self.args
-            .iter()
-            .try_for_each(|arg| write!(f, " {}", quoted(arg)))
+        self.args.iter().try_for_each(|arg| write!(f, " {}", quoted(arg)))
     }
 }
 
@@ -155,22 +135,12 @@ mod tests {
     #[test]
     fn a_failing_command_says_how_to_repeat_it() {
         let problem = Invocation::new("false", Path::new("/")).run().unwrap_err();
-        assert!(
-            problem.to_string().ends_with("to repeat it: cd / && false"),
-            "{problem}"
-        );
+        assert!(problem.to_string().ends_with("to repeat it: cd / && false"), "{problem}");
     }
 
     #[test]
     fn a_missing_program_is_a_sentence() {
-        let problem = Invocation::new("no-such-program", Path::new("/"))
-            .run()
-            .unwrap_err();
-        assert!(
-            problem
-                .to_string()
-                .starts_with("no-such-program does not start: "),
-            "{problem}"
-        );
+        let problem = Invocation::new("no-such-program", Path::new("/")).run().unwrap_err();
+        assert!(problem.to_string().starts_with("no-such-program does not start: "), "{problem}");
     }
 }

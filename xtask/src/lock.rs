@@ -20,8 +20,7 @@ impl Lock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 eprintln!("waiting for another run that holds {}", path.display());
-                file.lock()
-                    .map_err(|error| Problem::io("lock", path, &error))?;
+                file.lock().map_err(|error| Problem::io("lock", path, &error))?;
             }
             Err(TryLockError::Error(error)) => return Err(Problem::io("lock", path, &error)),
         }

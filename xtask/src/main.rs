@@ -23,10 +23,7 @@ use problem::{Problem, Result};
 use repo::Repo;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = env::args_os()
-        .skip(1)
-        .map(|arg| arg.to_string_lossy().into_owned())
-        .collect();
+    let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     match dispatch(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Problem::Usage(sentence)) => {
@@ -61,11 +58,7 @@ fn help() -> Result<()> {
 fn usage() -> String {
     let mut text = "usage: cargo xtask <command>\n".to_owned();
     for command in COMMANDS {
-        text += &format!(
-            "\n  {:24} {}",
-            format!("{} {}", command.name, command.args),
-            command.summary
-        );
+        text += &format!("\n  {:24} {}", format!("{} {}", command.name, command.args), command.summary);
     }
     text + &format!("\n  {:24} this text", "help")
 }
@@ -87,15 +80,8 @@ mod tests {
 
     #[test]
     fn unknown_commands_and_arguments_are_a_matter_of_usage() {
-        for words in [
-            &["no-such"][..],
-            &["libtorch", "--no-such"],
-            &["ci", "no-such-step"],
-        ] {
-            assert!(
-                matches!(dispatch(&args(words)), Err(Problem::Usage(_))),
-                "{words:?}"
-            );
+        for words in [&["no-such"][..], &["libtorch", "--no-such"], &["ci", "no-such-step"]] {
+            assert!(matches!(dispatch(&args(words)), Err(Problem::Usage(_))), "{words:?}");
         }
         assert_eq!(dispatch(&args(&["--help"])), Ok(()));
         assert_eq!(dispatch(&[]), Ok(()));

@@ -36,11 +36,7 @@ impl Manifest {
     /// The lines between `[name]` and the next section.
     pub fn section(&self, name: &str) -> impl Iterator<Item = &str> {
         let header = format!("[{name}]");
-        let lines = self
-            .text
-            .lines()
-            .skip_while(move |line| line.trim() != header)
-            .skip(1);
+        let lines = self.text.lines().skip_while(move |line| line.trim() != header).skip(1);
         lines.take_while(|line| !line.starts_with('['))
     }
 }
@@ -50,9 +46,7 @@ mod tests {
     use super::*;
 
     fn features(text: &str) -> Vec<String> {
-        let manifest = Manifest {
-            text: text.to_owned(),
-        };
+        let manifest = Manifest { text: text.to_owned() };
         manifest.features().into_iter().map(str::to_owned).collect()
     }
 

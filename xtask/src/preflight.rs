@@ -16,15 +16,10 @@ pub fn compiler() -> Result<()> {
 }
 
 fn named_compiler(variable: impl Fn(&str) -> Option<String>) -> String {
-    [
-        &format!("CXX_{}", TARGET.replace('_', "-")),
-        &format!("CXX_{TARGET}"),
-        "HOST_CXX",
-        "CXX",
-    ]
-    .iter()
-    .find_map(|name| variable(name).filter(|value| !value.trim().is_empty()))
-    .unwrap_or_else(|| "c++".to_owned())
+    [&format!("CXX_{}", TARGET.replace('_', "-")), &format!("CXX_{TARGET}"), "HOST_CXX", "CXX"]
+        .iter()
+        .find_map(|name| variable(name).filter(|value| !value.trim().is_empty()))
+        .unwrap_or_else(|| "c++".to_owned())
 }
 
 fn compiler_named(compiler: &str) -> Result<()> {
@@ -52,11 +47,7 @@ fn platform_is(os: &str, arch: &str, gnu: bool) -> Result<()> {
     if os == "linux" && arch == "x86_64" && gnu {
         return Ok(());
     }
-    let libc = if os == "linux" && !gnu {
-        ", not glibc"
-    } else {
-        ""
-    };
+    let libc = if os == "linux" && !gnu { ", not glibc" } else { "" };
     Err(Problem::new(format!(
         "a libtorch is provisioned on x86-64 Linux with glibc only and this is {arch} {os}{libc}: \
          set LIBTORCH to a libtorch {WANTED}, or LIBTORCH_USE_PYTORCH=1 with PyTorch {WANTED} \
@@ -104,11 +95,7 @@ pub fn named_libtorch(path: &Path) -> Result<()> {
 
 /// The PyTorch that LIBTORCH_USE_PYTORCH selects, found by the interpreter torch-sys asks.
 pub fn installed_pytorch() -> Result<()> {
-    let python = if env::var_os("VIRTUAL_ENV").is_some() {
-        "python"
-    } else {
-        "python3"
-    };
+    let python = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { "python3" };
     let ask = "import torch; print(torch.__version__.split('+')[0])";
     match output(Command::new(python).args(["-c", ask])).filter(|output| output.status.success()) {
         Some(output) => {
@@ -136,11 +123,7 @@ fn version_is(found: &str, owner: &str) -> Result<()> {
 
 /// `None` where the program does not start at all.
 fn output(command: &mut Command) -> Option<Output> {
-    command
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()
+    command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()
 }
 
 #[cfg(test)]

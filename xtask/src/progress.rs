@@ -15,11 +15,7 @@ pub struct Progress {
 
 impl Progress {
     pub fn new(label: impl Into<String>) -> Self {
-        Self {
-            label: label.into(),
-            terminal: stderr().is_terminal(),
-            shown: None,
-        }
+        Self { label: label.into(), terminal: stderr().is_terminal(), shown: None }
     }
 
     /// Shows `done` of `total` bytes, unless a line was shown a moment ago.
@@ -48,12 +44,7 @@ impl Progress {
     fn line(&self, done: u64, total: u64) -> String {
         let (done, total) = (done.min(total), total.max(1));
         let label = &self.label;
-        format!(
-            "{label}: {} of {} MB ({} %)",
-            done / MB,
-            total.div_ceil(MB),
-            done * 100 / total
-        )
+        format!("{label}: {} of {} MB ({} %)", done / MB, total.div_ceil(MB), done * 100 / total)
     }
 }
 
@@ -64,14 +55,8 @@ mod tests {
     #[test]
     fn a_line_never_passes_its_total() {
         let progress = Progress::new("fetching");
-        assert_eq!(
-            progress.line(263 * MB, 526 * MB),
-            "fetching: 263 of 526 MB (50 %)"
-        );
-        assert_eq!(
-            progress.line(600 * MB, 526 * MB),
-            "fetching: 526 of 526 MB (100 %)"
-        );
+        assert_eq!(progress.line(263 * MB, 526 * MB), "fetching: 263 of 526 MB (50 %)");
+        assert_eq!(progress.line(600 * MB, 526 * MB), "fetching: 526 of 526 MB (100 %)");
         assert_eq!(progress.line(0, 0), "fetching: 0 of 1 MB (0 %)");
     }
 }

@@ -19,9 +19,7 @@ impl Repo {
     }
 
     pub fn at(root: &Path) -> Self {
-        Self {
-            root: root.to_owned(),
-        }
+        Self { root: root.to_owned() }
     }
 
     pub fn root(&self) -> &Path {
@@ -51,11 +49,7 @@ impl Repo {
 
 /// `$XDG_CACHE_HOME/memfit`, or `~/.cache/memfit`.
 pub fn user_cache() -> Result<PathBuf> {
-    let absolute = |name| {
-        env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     absolute("XDG_CACHE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
         .map(|cache| cache.join("memfit"))

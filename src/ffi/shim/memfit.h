@@ -4,13 +4,53 @@
 // in mf_last_error() (thread-local, borrowed until the next failure on that thread).
 // Pointers are *borrowed* for the call unless marked *given* (the callee frees it) or
 // *owned* (the caller frees it). A function runs on the calling thread unless it says so.
+//
+// With MEMFIT_ALLOCATOR_ALONE only the allocator's section is left, so that allocator.cpp
+// builds as a library of its own, for other programs to count by.
 #pragma once
 
+#ifndef MEMFIT_ALLOCATOR_ALONE
 #include <ATen/core/Tensor.h>
+#endif
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
+
+extern "C" {
+
+// ---- CPU allocator (allocator.cpp) -------------------------------------------------------
+// Counts every byte that libtorch asks of its CPU allocator, from before main on. Sizes are
+// those asked for, without the 64 bytes that head each block. All functions may run on any
+// thread at any time.
+struct mf_cpu_stats {
+  uint64_t current;      // live bytes
+  uint64_t peak;         // highest `current` since the start or mf_cpu_reset_peak
+  uint64_t allocated;    // bytes ever allocated
+  uint64_t freed;        // bytes ever freed
+  uint64_t allocations;  // blocks ever allocated
+  uint64_t frees;        // blocks ever freed
+  uint64_t failures;     // requests refused, by the limit or by the system
+  uint64_t limit;        // UINT64_MAX: none
+};
+// 1 where libtorch's CPU allocator is the counting one.
+int mf_cpu_counted() noexcept;
+void mf_cpu_read(mf_cpu_stats *out) noexcept;
+void mf_cpu_reset_peak() noexcept;
+// Live bytes never exceed the limit from now on: a request that would throws
+// c10::OutOfMemoryError, "memfit: out of memory: requested=N live=N limit=N device=cpu".
+void mf_cpu_set_limit(uint64_t bytes) noexcept;
+// Refuses the n-th request from now (1: the next one), once. 0 calls it off.
+void mf_cpu_fail_at(uint64_t n) noexcept;
+// A mark that remembers the highest live bytes since it was opened; any number of the 64 may
+// be open at once. -1 where none is free.
+int mf_watermark_open() noexcept;
+uint64_t mf_watermark_peak(int mark) noexcept;
+void mf_watermark_close(int mark) noexcept;
+
+}  // extern "C"
+
+#ifndef MEMFIT_ALLOCATOR_ALONE
 
 typedef at::Tensor *mf_tensor;  // the same handle as torch-sys' C_tensor
 typedef void *mf_closure;       // a Rust closure; freed by mf_drop_closure
@@ -42,6 +82,8 @@ size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
 int mf_tensor_bump_version(mf_tensor tensor) noexcept;
+// Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
 // ---- gradients (grad.cpp) ----------------------------------------------------------------
 // The gradient, owned, or null.
@@ -53,6 +95,138 @@ int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept;
 // Backward from a one-element root, seeded with `seed` in its dtype; accumulates into leaves.
 // Runs the graph of CPU nodes on this thread, of each accelerator on the engine's threads.
 int mf_backward(mf_tensor root, double seed, int keep_graph, int create_graph) noexcept;
+
+// ---- saved tensors (saved.cpp, registry.cpp) -----------------------------------------------
+// Implemented in Rust (saved.rs). Parks an Error::Modified and returns its number; `what` is
+// borrowed. Runs on the thread that unpacks.
+uint64_t mf_park_modified(const char *what, uint64_t expected, uint64_t found) noexcept;
+
+// A link, owned (mf_link_drop), made of a closure that is given. The closure gets a detached
+// tensor in `in` and declines, or takes it by setting `closure` to one that sets `out` at
+// each call. It is called where a tensor is saved, on the thread that pushed the link; what
+// it sets is called in backward, on the thread of the node that asks, and freed with the
+// graph, on the thread that drops the graph. Both run with links, gradients and operator
+// records off, one call at a time.
+void *mf_link_new(mf_closure pack) noexcept;
+void mf_link_drop(void *link) noexcept;  // given
+// Makes the link this thread's innermost. The place, owned, ends it (mf_place_end) and keeps
+// the link alive. The first push installs the engine that asks the links.
+void *mf_link_push(void *link) noexcept;
+// A place that hides all links of this thread, owned.
+void *mf_links_pause() noexcept;
+// Given. On the thread that made it; in any order.
+void mf_place_end(void *place) noexcept;
+
+// Registers the storages of `count` tensors under names (copied), for all threads: they are
+// held weakly and never offered to a link. The registration is owned (mf_unregister).
+int mf_register(
+    const mf_tensor *tensors, const char *const *names, size_t count, void **registration) noexcept;
+void mf_unregister(void *registration) noexcept;  // given
+// 1 for a registered storage, a leaf that requires a gradient, or a view of such a leaf.
+int mf_is_parameter(mf_tensor tensor) noexcept;
+// ---- accelerators (device.cpp) -----------------------------------------------------------
+// `device` is an index; the accelerator is the one that libtorch finds. All fail where there
+// is none. Streams and events are owned, freed by their _free.
+typedef struct mf_stream_ *mf_stream;
+typedef struct mf_event_ *mf_event;
+struct mf_device_stats {
+  int64_t current, peak, allocated, freed;  // bytes handed out
+  int64_t reserved;                         // bytes held from the device, caches included
+  int64_t allocations, frees, failures;
+};
+// Devices of the accelerator; 0 where there is none.
+int mf_device_count() noexcept;
+int mf_device_stats_of(int device, mf_device_stats *out) noexcept;
+int mf_device_reset_peak(int device) noexcept;
+// Gives cached blocks back to the device and, pinned ones, to the host.
+int mf_device_release_caches() noexcept;
+int mf_device_memory(int device, uint64_t *free, uint64_t *total) noexcept;
+int mf_device_synchronize(int device) noexcept;
+// The stream that this thread uses now, or one from the pool.
+int mf_stream_current(int device, mf_stream *out) noexcept;
+int mf_stream_new(int device, mf_stream *out) noexcept;
+// Makes it this thread's current stream; the former one is owned by the caller.
+int mf_stream_enter(mf_stream stream, mf_stream *former) noexcept;
+int mf_stream_synchronize(mf_stream stream) noexcept;
+// Keeps the tensor's storage from being reused before the stream's work so far is done.
+int mf_stream_uses(mf_stream stream, mf_tensor tensor) noexcept;
+void mf_stream_free(mf_stream stream) noexcept;
+int mf_event_record(mf_stream stream, mf_event *out) noexcept;
+// Later work of the stream waits for the event.
+int mf_event_block(mf_event event, mf_stream stream) noexcept;
+// This thread waits for the event.
+int mf_event_synchronize(mf_event event) noexcept;
+int mf_event_done(mf_event event, int *out) noexcept;
+void mf_event_free(mf_event event) noexcept;
+
+// ---- generators (rng.cpp) ----------------------------------------------------------------
+// A copy of the default CPU generator's engine and cached samples, owned; freed by
+// mf_rng_free. Takes no tensor. Runs under the generator's mutex.
+typedef struct mf_rng_ *mf_rng;
+mf_rng mf_rng_capture() noexcept;
+void mf_rng_restore(mf_rng saved) noexcept;
+// 1 where the generator is not in the saved state any more.
+int mf_rng_moved(mf_rng saved) noexcept;
+size_t mf_rng_bytes() noexcept;
+void mf_rng_free(mf_rng saved) noexcept;
+// The state of an accelerator's default generator, as an owned tensor.
+int mf_rng_device_state(int device, mf_tensor *out) noexcept;
+int mf_rng_set_device_state(int device, mf_tensor state) noexcept;
+
+// ---- autocast (autocast.cpp) -------------------------------------------------------------
+// The state of this thread for one device type (tch's numbers: -1 CPU, 0.. CUDA).
+struct mf_autocast {
+  int enabled;
+  int dtype;  // torch-sys' number of a ScalarType
+  int cache_enabled;
+};
+int mf_autocast_get(int device, mf_autocast *out) noexcept;
+// Sets the state and opens a scope; casts are cached only where gradients are recorded.
+int mf_autocast_enter(int device, const mf_autocast *state, mf_autocast *former) noexcept;
+// Closes a scope, the outermost clearing the cast cache, and sets the former state.
+void mf_autocast_leave(int device, const mf_autocast *former) noexcept;
+void mf_autocast_clear() noexcept;
+
+// ---- many tensors at once (multi.cpp) ----------------------------------------------------
+// All run on this thread and libtorch's worker threads, below autograd; those that write
+// bump versions once per tensor.
+struct mf_measured {
+  double squared_norm;
+  int non_finite;
+};
+// v = tensor * factor, in fp32 (fp64 for fp64): the sum of v^2 in double, and whether a v is
+// not finite. One readback per accelerator, none on the CPU.
+int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measured *out) noexcept;
+int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept;
+// Multiplies, then bounds to [-limit, limit]; NaN stays.
+int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept;
+// sums[i] += tensors[i], the sum in its own dtype, without a copy of a tensor on the CPU for
+// fp32 += bf16 or fp16 of the same strides.
+int mf_add_to(const mf_tensor *sums, const mf_tensor *tensors, size_t count) noexcept;
+int mf_cast_into(mf_tensor to, mf_tensor from) noexcept;
+
+// ---- optimizers (optim.cpp) --------------------------------------------------------------
+// One parameter of a step. Skipped where it needs no gradient or has none.
+struct mf_moving {
+  mf_tensor parameter;
+  mf_tensor state[2];  // borrowed; null where the optimizer has none
+  uint64_t count;      // its steps so far; one more where it moved
+  double lr;
+  double weight_decay;
+};
+struct mf_adam {
+  double beta1, beta2, epsilon, divisor;
+  int decoupled;  // weight decay: 1 AdamW's, 0 added to the gradient
+};
+struct mf_sgd {
+  double momentum, dampening, divisor;
+  int nesterov;
+};
+// Moves all; gradients are divided by `divisor` first. `moved` tells how many parameters
+// had moved when it returned. Everything it needs is allocated before the first one does.
+// Bumps versions and clears the autocast cache.
+int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
+int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
 }  // extern "C"
 
@@ -103,3 +277,5 @@ int guarded(Body &&body) noexcept {
 }
 
 }  // namespace memfit
+
+#endif  // MEMFIT_ALLOCATOR_ALONE

@@ -50,16 +50,12 @@ fn write_crate(context: &Context, folder: &Path) -> Result<()> {
 /// The binary runs on its own: cargo adds folders to the loader's path, a user's shell does not.
 fn build_and_run(context: &Context, folder: &Path) -> Result<()> {
     let target = context.repo.target();
-    let build = Invocation::cargo(folder)
-        .arg("build")
-        .env("CARGO_TARGET_DIR", &target);
+    let build = Invocation::cargo(folder).arg("build").env("CARGO_TARGET_DIR", &target);
     match context.libtorch.variable() {
         Some(libtorch) => build.env("LIBTORCH", libtorch).run()?,
         None => build.run()?,
     }
-    Invocation::new(target.join("debug").join(NAME), folder)
-        .env_remove("LD_LIBRARY_PATH")
-        .run()
+    Invocation::new(target.join("debug").join(NAME), folder).env_remove("LD_LIBRARY_PATH").run()
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

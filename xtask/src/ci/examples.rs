@@ -12,9 +12,7 @@ pub fn run(context: &Context) -> Result<()> {
         println!("there are no examples");
         return Ok(());
     }
-    context
-        .cargo_with_features(&["build", "--examples"])
-        .run()?;
+    context.cargo_with_features(&["build", "--examples"]).run()?;
     for name in &names {
         println!("-- example {name}");
         let cargo = context.cargo_with_features(&["run", "--quiet", "--example", name]);
@@ -24,10 +22,7 @@ pub fn run(context: &Context) -> Result<()> {
 }
 
 fn small(name: &str) -> &'static [&'static str] {
-    SMALL
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map_or(&[], |(_, args)| args)
+    SMALL.iter().find(|(known, _)| *known == name).map_or(&[], |(_, args)| args)
 }
 
 #[cfg(test)]

@@ -20,51 +20,15 @@ pub struct Step {
 }
 
 pub const STEPS: &[Step] = &[
-    Step {
-        name: "fmt",
-        summary: "the sources are formatted",
-        run: fmt,
-    },
-    Step {
-        name: "clippy",
-        summary: "no lint warns, in any target",
-        run: clippy,
-    },
-    Step {
-        name: "doc-only",
-        summary: "it checks without a libtorch",
-        run: doc_only,
-    },
-    Step {
-        name: "rustdoc",
-        summary: "the documentation builds without a warning",
-        run: rustdoc,
-    },
-    Step {
-        name: "tests",
-        summary: "the tests pass",
-        run: tests,
-    },
-    Step {
-        name: "doctests",
-        summary: "the documentation's examples pass",
-        run: doctests,
-    },
-    Step {
-        name: "examples",
-        summary: "every example runs, small",
-        run: examples::run,
-    },
-    Step {
-        name: "benches",
-        summary: "every bench runs once",
-        run: benches,
-    },
-    Step {
-        name: "consumer",
-        summary: "a crate elsewhere uses memfit",
-        run: consumer::run,
-    },
+    Step { name: "fmt", summary: "the sources are formatted", run: fmt },
+    Step { name: "clippy", summary: "no lint warns, in any target", run: clippy },
+    Step { name: "doc-only", summary: "it checks without a libtorch", run: doc_only },
+    Step { name: "rustdoc", summary: "the documentation builds without a warning", run: rustdoc },
+    Step { name: "tests", summary: "the tests pass", run: tests },
+    Step { name: "doctests", summary: "the documentation's examples pass", run: doctests },
+    Step { name: "examples", summary: "every example runs, small", run: examples::run },
+    Step { name: "benches", summary: "every bench runs once", run: benches },
+    Step { name: "consumer", summary: "a crate elsewhere uses memfit", run: consumer::run },
 ];
 
 /// What the steps have in common.
@@ -77,11 +41,7 @@ pub struct Context {
 impl Context {
     pub fn new(repo: &Repo, libtorch: Libtorch) -> Result<Self> {
         let manifest = Manifest::read(&repo.manifest())?;
-        Ok(Self {
-            repo: repo.clone(),
-            libtorch,
-            manifest,
-        })
+        Ok(Self { repo: repo.clone(), libtorch, manifest })
     }
 
     fn cargo(&self, args: &[&str]) -> Invocation {
@@ -90,33 +50,21 @@ impl Context {
 
     /// With every feature that can be on together.
     fn cargo_with_features(&self, args: &[&str]) -> Invocation {
-        let features: Vec<String> = self
-            .manifest
-            .features()
-            .iter()
-            .map(|name| format!("memfit/{name}"))
-            .collect();
+        let features: Vec<String> =
+            self.manifest.features().iter().map(|name| format!("memfit/{name}")).collect();
         let cargo = self.cargo(args);
-        if features.is_empty() {
-            cargo
-        } else {
-            cargo.arg("--features").arg(features.join(","))
-        }
+        if features.is_empty() { cargo } else { cargo.arg("--features").arg(features.join(",")) }
     }
 
     /// The `.rs` files and the folders with a `main.rs` in a folder of cargo targets, by name.
     fn targets(&self, folder: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.repo.root().join(folder))
-            .into_iter()
-            .flatten()
-            .flatten();
+        let entries = fs::read_dir(self.repo.root().join(folder)).into_iter().flatten().flatten();
         let is_target = |path: &PathBuf| {
             path.extension().is_some_and(|end| end == "rs") || path.join("main.rs").is_file()
         };
         let paths = entries.map(|entry| entry.path()).filter(is_target);
-        let mut names: Vec<String> = paths
-            .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
-            .collect();
+        let mut names: Vec<String> =
+            paths.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
         names.sort();
         names
     }
@@ -135,23 +83,15 @@ fn clippy(context: &Context) -> Result<()> {
 fn doc_only(context: &Context) -> Result<()> {
     let nowhere = context.repo.target().join("no-libtorch-here");
     let cargo = context.cargo(&["check", "--features", "doc-only"]);
-    cargo
-        .env("LIBTORCH", nowhere)
-        .env_remove("LIBTORCH_USE_PYTORCH")
-        .run()
+    cargo.env("LIBTORCH", nowhere).env_remove("LIBTORCH_USE_PYTORCH").run()
 }
 
 fn rustdoc(context: &Context) -> Result<()> {
-    context
-        .cargo_with_features(&["doc", "--no-deps"])
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .run()
+    context.cargo_with_features(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
 }
 
 fn tests(context: &Context) -> Result<()> {
-    context
-        .cargo_with_features(&["test", "--workspace", "--lib", "--bins", "--tests"])
-        .run()
+    context.cargo_with_features(&["test", "--workspace", "--lib", "--bins", "--tests"]).run()
 }
 
 fn doctests(context: &Context) -> Result<()> {

@@ -8,12 +8,8 @@ use crate::libtorch;
 use crate::problem::{Problem, Result};
 use crate::repo::Repo;
 
-pub const COMMAND: Command = Command {
-    name: "ci",
-    args: "[steps…]",
-    summary: "check everything, or only the named steps",
-    run,
-};
+pub const COMMAND: Command =
+    Command { name: "ci", args: "[steps…]", summary: "check everything, or only the named steps", run };
 
 fn run(repo: &Repo, names: &[String]) -> Result<()> {
     let steps = selected(names)?;
@@ -26,11 +22,7 @@ fn run(repo: &Repo, names: &[String]) -> Result<()> {
             .map_err(|problem| Problem::new(format!("step {} failed: {problem}", step.name)))?;
         println!("== {}: {:.0} s", step.name, start.elapsed().as_secs_f64());
     }
-    println!(
-        "== all {} steps passed: {:.0} s",
-        steps.len(),
-        start.elapsed().as_secs_f64()
-    );
+    println!("== all {} steps passed: {:.0} s", steps.len(), start.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -39,9 +31,7 @@ fn selected(names: &[String]) -> Result<Vec<&'static Step>> {
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
         let all: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
         let all = all.join(", ");
-        return Err(Problem::Usage(format!(
-            "ci has no step `{unknown}`; it has {all}"
-        )));
+        return Err(Problem::Usage(format!("ci has no step `{unknown}`; it has {all}")));
     }
     let wanted = |step: &&Step| names.is_empty() || names.iter().any(|name| name == step.name);
     Ok(STEPS.iter().filter(wanted).collect())

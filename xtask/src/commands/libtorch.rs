@@ -17,10 +17,7 @@ fn run(repo: &Repo, args: &[String]) -> Result<()> {
     match args[..] {
         [] => provision(repo),
         ["--pytorch"] => install_pytorch(repo),
-        _ => Err(Problem::Usage(format!(
-            "libtorch takes --pytorch only, not `{}`",
-            args.join(" ")
-        ))),
+        _ => Err(Problem::Usage(format!("libtorch takes --pytorch only, not `{}`", args.join(" ")))),
     }
 }
 
@@ -36,10 +33,7 @@ fn provision(repo: &Repo) -> Result<()> {
 fn install_pytorch(repo: &Repo) -> Result<()> {
     pytorch::ready(repo)?;
     let venv = repo.venv();
-    println!(
-        "PyTorch {WANTED} is in {}; to build with it:",
-        venv.display()
-    );
+    println!("PyTorch {WANTED} is in {}; to build with it:", venv.display());
     println!("  source {}/bin/activate", venv.display());
     println!("  export LIBTORCH_USE_PYTORCH=1");
     Ok(())

@@ -15,8 +15,5 @@ pub const COMMAND: Command = Command {
 
 fn run(repo: &Repo, args: &[String]) -> Result<()> {
     libtorch::ready(repo)?;
-    Invocation::cargo(repo.root())
-        .args(["test", "--workspace"])
-        .args(args)
-        .run()
+    Invocation::cargo(repo.root()).args(["test", "--workspace"]).args(args).run()
 }

@@ -29,29 +29,15 @@ pub fn download(package: &Package, folder: &Path) -> Result<()> {
     let mut command = Command::new(PYTHON);
     command.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:"]);
     command.args(["--python-version", "3.12", "--implementation", "cp"]);
-    command.args(
-        PLATFORMS
-            .iter()
-            .flat_map(|platform| ["--platform", platform]),
-    );
+    command.args(PLATFORMS.iter().flat_map(|platform| ["--platform", platform]));
     // The wheel stays in our own cache: a second copy in pip's would cost half a gigabyte.
-    command.args([
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        "--progress-bar",
-        "off",
-    ]);
+    command.args(["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off"]);
     command.arg("--dest").arg(folder).arg(&requirement);
     // pip's temporary files beside the wheel: it is renamed, not copied, and can be measured.
-    command
-        .env("TMPDIR", folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
+    command.env("TMPDIR", folder).stdin(Stdio::null()).stdout(Stdio::null());
 
     let mut progress = Progress::new(format!("fetching {} {}", package.name, package.version));
-    let finished = watch(&mut command, || {
-        progress.update(bytes_in(folder), package.bytes)
-    })?;
+    let finished = watch(&mut command, || progress.update(bytes_in(folder), package.bytes))?;
     match finished {
         Ok(()) => progress.finish("fetched"),
         Err(log) => {
@@ -63,10 +49,7 @@ pub fn download(package: &Package, folder: &Path) -> Result<()> {
 }
 
 /// Runs pip, calling `tick` while it works. The inner error is what it wrote to its log.
-pub fn watch(
-    command: &mut Command,
-    mut tick: impl FnMut(),
-) -> Result<std::result::Result<(), String>> {
+pub fn watch(command: &mut Command, mut tick: impl FnMut()) -> Result<std::result::Result<(), String>> {
     let failed = |error| Problem::new(format!("pip does not run: {error}"));
     let mut child = command.stderr(Stdio::piped()).spawn().map_err(failed)?;
     let log = log_of(&mut child);
@@ -113,10 +96,7 @@ pub fn sentence(requirement: &str, log: &str) -> String {
             super::WANTED
         );
     }
-    let error = log
-        .lines()
-        .rev()
-        .find_map(|line| line.strip_prefix("ERROR: "));
+    let error = log.lines().rev().find_map(|line| line.strip_prefix("ERROR: "));
     let said = error.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     format!(
         "pip cannot fetch {requirement} (it says: {}); see what `{PYTHON} -m pip config list` \
@@ -146,10 +126,7 @@ mod tests {
         let log = "WARNING: Retrying (Retry(total=0)) after connection broken by \
                    'NewConnectionError(...)'\nERROR: No matching distribution found for torch";
         let text = sentence("torch==2.13.0", log);
-        assert!(
-            text.starts_with("no network") && text.contains("LIBTORCH"),
-            "{text}"
-        );
+        assert!(text.starts_with("no network") && text.contains("LIBTORCH"), "{text}");
     }
 
     #[test]
@@ -162,10 +139,7 @@ mod tests {
     fn anything_else_quotes_pips_last_error() {
         let log = "ERROR: first\nERROR: No matching distribution found for x==1\n[notice] hi\n";
         let text = sentence("x==1", log);
-        assert!(
-            text.contains("(it says: No matching distribution found for x==1)"),
-            "{text}"
-        );
+        assert!(text.contains("(it says: No matching distribution found for x==1)"), "{text}");
         assert!(sentence("x==1", "").contains("it says: nothing"));
     }
 

@@ -30,11 +30,7 @@ pub fn ready(repo: &Repo) -> Result<PathBuf> {
 }
 
 fn requirements() -> [String; 3] {
-    [
-        format!("torch=={WANTED}"),
-        "numpy".to_owned(),
-        "safetensors".to_owned(),
-    ]
+    [format!("torch=={WANTED}"), "numpy".to_owned(), "safetensors".to_owned()]
 }
 
 fn make_environment(venv: &Path, python: &Path) -> Result<()> {
@@ -45,11 +41,7 @@ fn make_environment(venv: &Path, python: &Path) -> Result<()> {
     preflight::pip(Path::new(pip::PYTHON))?;
     eprintln!("making a virtual environment in {}", venv.display());
     let mut command = Command::new(pip::PYTHON);
-    command
-        .args(["-m", "venv"])
-        .arg(venv)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
+    command.args(["-m", "venv"]).arg(venv).stdin(Stdio::null()).stdout(Stdio::null());
     let made = pip::watch(&mut command, || {})?;
     if made.is_ok() && works() {
         return Ok(());
@@ -65,9 +57,7 @@ fn make_environment(venv: &Path, python: &Path) -> Result<()> {
 fn install(python: &Path) -> Result<()> {
     let requirements = requirements();
     let mut command = Command::new(python);
-    command
-        .args(["-m", "pip", "install", "--disable-pip-version-check"])
-        .args(&requirements);
+    command.args(["-m", "pip", "install", "--disable-pip-version-check"]).args(&requirements);
     command.stdin(Stdio::null());
     if let Err(log) = pip::watch(&mut command, || {})? {
         return Err(Problem::new(pip::sentence(&requirements.join(" "), &log)));

@@ -37,9 +37,7 @@ enum Unpacked {
 
 impl Tree {
     pub fn at(path: &Path) -> Self {
-        Self {
-            path: path.to_owned(),
-        }
+        Self { path: path.to_owned() }
     }
 
     /// What is there, by names and sizes: a few milliseconds for 9,000 files.
@@ -55,9 +53,7 @@ impl Tree {
             return State::Damaged(format!("its build-version is `{}`", found.trim()));
         }
         let bad = manifest.lines().find(|line| !self.holds(line));
-        bad.map_or(State::Whole, |line| {
-            State::Damaged(format!("`{line}` does not hold"))
-        })
+        bad.map_or(State::Whole, |line| State::Damaged(format!("`{line}` does not hold")))
     }
 
     /// Whether the file of a manifest line has the size it had.
@@ -108,18 +104,12 @@ impl Tree {
         self.write(MANIFEST, &manifest)?;
         match self.state(version) {
             State::Whole => Ok(()),
-            state => Err(Problem::new(format!(
-                "the unpacked libtorch is not whole: {state:?}"
-            ))),
+            state => Err(Problem::new(format!("the unpacked libtorch is not whole: {state:?}"))),
         }
     }
 
     /// The manifest lines of one package's parts, unpacked.
-    fn add(
-        &self,
-        package: &Package,
-        wheel: impl Fn(&Package) -> Result<PathBuf>,
-    ) -> Result<String> {
+    fn add(&self, package: &Package, wheel: impl Fn(&Package) -> Result<PathBuf>) -> Result<String> {
         let first = wheel(package)?;
         let why = match self.unpack(package, &first)? {
             Unpacked::Files(lines) => return Ok(lines),
@@ -151,39 +141,26 @@ impl Tree {
             .spawn()
             .map_err(failed)?;
         let mut progress = Progress::new(format!("unpacking {}", package.name));
-        let lines = child
-            .stdout
-            .take()
-            .map(|out| read_lines(out, &mut progress));
+        let lines = child.stdout.take().map(|out| read_lines(out, &mut progress));
         let mut log = String::new();
         if let Some(mut stderr) = child.stderr.take() {
             let _ = stderr.read_to_string(&mut log);
         }
         let status = child.wait().map_err(failed)?;
         let log = log.trim();
-        progress.finish(if status.success() {
-            "checked"
-        } else {
-            "failed"
-        });
+        progress.finish(if status.success() { "checked" } else { "failed" });
         match status.code() {
             Some(0) => Ok(Unpacked::Files(lines.unwrap_or_default())),
             Some(3) => Ok(Unpacked::DamagedWheel(log.to_owned())),
             Some(4) => Err(Problem::new(format!("cannot unpack libtorch: {log}"))),
-            _ => Err(Problem::new(format!(
-                "unpacking was ended by {status}: run again"
-            ))),
+            _ => Err(Problem::new(format!("unpacking was ended by {status}: run again"))),
         }
     }
 
     fn remove_parts(&self, package: &Package) {
         for (_, to) in package.parts {
             let path = self.path.join(to);
-            let _ = if to.ends_with('/') {
-                fs::remove_dir_all(path)
-            } else {
-                fs::remove_file(path)
-            };
+            let _ = if to.ends_with('/') { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
     }
 
@@ -208,15 +185,11 @@ impl Tree {
 /// Shows the progress lines and collects `size path` of the others.
 fn read_lines(stdout: impl Read, progress: &mut Progress) -> String {
     let mut files = String::new();
-    for line in BufReader::new(stdout)
-        .lines()
-        .map_while(std::io::Result::ok)
-    {
+    for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
         if let Some(file) = line.strip_prefix("file ") {
             let _ = writeln!(files, "{file}");
-        } else if let Some((done, total)) = line
-            .strip_prefix("progress ")
-            .and_then(|rest| rest.split_once(' '))
+        } else if let Some((done, total)) =
+            line.strip_prefix("progress ").and_then(|rest| rest.split_once(' '))
         {
             progress.update(done.parse().unwrap_or(0), total.parse().unwrap_or(0));
         }

@@ -7,17 +7,9 @@ const PACKAGES: &[Package] = &[
         name: "fake",
         version: "1.0",
         bytes: 1_000,
-        parts: &[
-            ("fake/include/", "include/"),
-            ("fake/lib/libfake.so", "lib/libfake.so"),
-        ],
+        parts: &[("fake/include/", "include/"), ("fake/lib/libfake.so", "lib/libfake.so")],
     },
-    Package {
-        name: "small",
-        version: "2.0",
-        bytes: 10,
-        parts: &[("small/s.so", "lib/s.so")],
-    },
+    Package { name: "small", version: "2.0", bytes: 10, parts: &[("small/s.so", "lib/s.so")] },
 ];
 
 const MAKE_WHEEL: &str = r#"
@@ -42,10 +34,7 @@ struct Wheels {
 
 impl Wheels {
     fn new() -> Self {
-        Self {
-            scratch: Scratch::new("tree"),
-            made: Cell::new(0),
-        }
+        Self { scratch: Scratch::new("tree"), made: Cell::new(0) }
     }
 
     fn tree(&self) -> Tree {
@@ -75,26 +64,20 @@ impl Wheels {
                 _ => &["small/s.so", "s"],
             };
             let mut command = Command::new(PYTHON);
-            command
-                .args(["-c", MAKE_WHEEL])
-                .arg(&path)
-                .arg(package.name)
-                .args(files);
+            command.args(["-c", MAKE_WHEEL]).arg(&path).arg(package.name).args(files);
             assert!(command.status().unwrap().success());
         }
         Ok(path)
     }
 
     fn install(&self) -> Result<()> {
-        self.tree()
-            .install("1.0", PACKAGES, |package| self.wheel(package))
+        self.tree().install("1.0", PACKAGES, |package| self.wheel(package))
     }
 
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.scratch.path()).unwrap();
-        let mut names: Vec<_> = entries
-            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-            .collect();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     }
@@ -107,18 +90,9 @@ fn a_tree_is_made_of_the_named_parts_only() {
     wheels.install().unwrap();
     assert_eq!(wheels.tree().state("1.0"), State::Whole);
     let tree = wheels.tree().path;
-    assert_eq!(
-        fs::read_to_string(tree.join("include/deep/b.h")).unwrap(),
-        "bb"
-    );
-    assert_eq!(
-        fs::metadata(tree.join("lib/libfake.so")).unwrap().len(),
-        800
-    );
-    assert_eq!(
-        fs::read_to_string(tree.join("build-version")).unwrap(),
-        "1.0"
-    );
+    assert_eq!(fs::read_to_string(tree.join("include/deep/b.h")).unwrap(), "bb");
+    assert_eq!(fs::metadata(tree.join("lib/libfake.so")).unwrap().len(), 800);
+    assert_eq!(fs::read_to_string(tree.join("build-version")).unwrap(), "1.0");
     assert!(!tree.join("x.py").exists());
     assert_eq!(wheels.names(), ["fake.whl", "small.whl", "tree"]);
 }
@@ -160,10 +134,7 @@ fn a_failed_install_leaves_the_old_tree_and_no_rest() {
     };
     assert!(wheels.tree().install("1.0", PACKAGES, fails).is_err());
     assert_eq!(wheels.names(), ["fake.whl", "small.whl", "tree"]);
-    assert_eq!(
-        fs::read_to_string(wheels.tree().path.join("include/a.h")).unwrap(),
-        "changed"
-    );
+    assert_eq!(fs::read_to_string(wheels.tree().path.join("include/a.h")).unwrap(), "changed");
 }
 
 #[test]
@@ -173,10 +144,7 @@ fn every_damage_to_a_wheel_is_found_and_the_wheel_fetched_again() {
     // The packed library starts after the small files: its bytes, not its name, are changed.
     let flip: fn(&mut Vec<u8>) = |bytes| {
         let name = b"fake/lib/libfake.so";
-        let at = bytes
-            .windows(name.len())
-            .position(|window| window == name)
-            .unwrap();
+        let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
         bytes[at + name.len() + 3] ^= 0x55;
     };
     for damage in [truncate, empty, flip] {
@@ -187,11 +155,7 @@ fn every_damage_to_a_wheel_is_found_and_the_wheel_fetched_again() {
         fs::write(&path, bytes).unwrap();
         wheels.install().unwrap();
         assert_eq!(wheels.tree().state("1.0"), State::Whole);
-        assert_eq!(
-            wheels.made.get(),
-            3,
-            "the two packages and the damaged one once more"
-        );
+        assert_eq!(wheels.made.get(), 3, "the two packages and the damaged one once more");
     }
 }
 
@@ -203,15 +167,8 @@ fn a_wheel_that_stays_damaged_is_a_sentence() {
         fs::write(&path, "not a wheel").unwrap();
         Ok(path)
     };
-    let problem = wheels
-        .tree()
-        .install("1.0", PACKAGES, broken)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        problem.contains("damaged even when fetched anew"),
-        "{problem}"
-    );
+    let problem = wheels.tree().install("1.0", PACKAGES, broken).unwrap_err().to_string();
+    assert!(problem.contains("damaged even when fetched anew"), "{problem}");
     assert_eq!(wheels.tree().state("1.0"), State::Missing);
 }
 

@@ -49,10 +49,7 @@ impl Package {
     /// Whether a file name is that of this package's wheel, local versions (`+cpu`) included.
     fn owns(&self, file: &str) -> bool {
         let start = format!("{}-{}", self.name.replace('-', "_"), self.version);
-        file.ends_with(".whl")
-            && file
-                .strip_prefix(&start)
-                .is_some_and(|rest| rest.starts_with(['-', '+']))
+        file.ends_with(".whl") && file.strip_prefix(&start).is_some_and(|rest| rest.starts_with(['-', '+']))
     }
 }
 
@@ -68,11 +65,7 @@ impl Cache {
 
     /// The wheel of a package; where it is not there yet, `fetch` puts it into a folder of its
     /// own, from which it is renamed once it is whole.
-    pub fn wheel(
-        &self,
-        package: &Package,
-        fetch: impl Fn(&Package, &Path) -> Result<()>,
-    ) -> Result<PathBuf> {
+    pub fn wheel(&self, package: &Package, fetch: impl Fn(&Package, &Path) -> Result<()>) -> Result<PathBuf> {
         if let Some(wheel) = wheel_in(&self.folder, package) {
             return Ok(wheel);
         }
@@ -86,10 +79,7 @@ impl Cache {
 
     fn adopt(&self, package: &Package, partial: &Path) -> Result<PathBuf> {
         let fetched = wheel_in(partial, package).ok_or_else(|| {
-            Problem::new(format!(
-                "pip fetched no wheel of {} {}",
-                package.name, package.version
-            ))
+            Problem::new(format!("pip fetched no wheel of {} {}", package.name, package.version))
         })?;
         let wheel = self.folder.join(fetched.file_name().unwrap_or_default());
         fs::rename(&fetched, &wheel).map_err(|error| Problem::io("rename", &fetched, &error))?;
@@ -120,12 +110,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    const PACKAGE: Package = Package {
-        name: "a-b",
-        version: "1.0",
-        bytes: 4,
-        parts: &[],
-    };
+    const PACKAGE: Package = Package { name: "a-b", version: "1.0", bytes: 4, parts: &[] };
     const FILE: &str = "a_b-1.0-py3-none-any.whl";
 
     #[test]
@@ -133,11 +118,7 @@ mod tests {
         for file in [FILE, "a_b-1.0+cpu-py3-none-any.whl"] {
             assert!(PACKAGE.owns(file), "{file}");
         }
-        for file in [
-            "a_b-1.0.1-py3-none-any.whl",
-            "a_b-1.0-py3-none-any.whl.part",
-            "c-1.0-x.whl",
-        ] {
+        for file in ["a_b-1.0.1-py3-none-any.whl", "a_b-1.0-py3-none-any.whl.part", "c-1.0-x.whl"] {
             assert!(!PACKAGE.owns(file), "{file}");
         }
     }

@@ -1,0 +1,129 @@
+//! Autocast: its dtype, on the CPU too, as a guard.
+
+use std::marker::PhantomData;
+use std::os::raw::c_int;
+
+use tch::{Device, Kind};
+
+use super::check;
+use crate::error::{Error, Result};
+
+/// `mf_autocast` of the header.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RawAutocast {
+    enabled: c_int,
+    dtype: c_int,
+    cache_enabled: c_int,
+}
+
+unsafe extern "C" {
+    fn mf_autocast_get(device: c_int, out: *mut RawAutocast) -> c_int;
+    fn mf_autocast_enter(device: c_int, state: *const RawAutocast, former: *mut RawAutocast) -> c_int;
+    fn mf_autocast_leave(device: c_int, former: *const RawAutocast);
+    safe fn mf_autocast_clear();
+}
+
+/// This thread's autocast for one sort of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AutocastState {
+    device: Device,
+    raw: RawAutocast,
+}
+
+impl AutocastState {
+    /// Whether operators cast.
+    pub(crate) fn enabled(&self) -> bool {
+        self.raw.enabled != 0
+    }
+
+    /// Whether casts of leaves are kept for the scope.
+    pub(crate) fn cache_enabled(&self) -> bool {
+        self.raw.cache_enabled != 0
+    }
+
+    /// What they cast to.
+    pub(crate) fn dtype(&self) -> Option<Kind> {
+        match self.raw.dtype {
+            BFLOAT16 => Some(Kind::BFloat16),
+            HALF => Some(Kind::Half),
+            FLOAT => Some(Kind::Float),
+            _ => None,
+        }
+    }
+}
+
+const HALF: c_int = 5;
+const FLOAT: c_int = 6;
+const BFLOAT16: c_int = 15;
+
+/// This thread's autocast for the device's sort.
+pub(crate) fn current(device: Device) -> Result<AutocastState> {
+    let mut raw = RawAutocast::default();
+    // SAFETY: `raw` is writable for the call.
+    check(unsafe { mf_autocast_get(number(device)?, &mut raw) })?;
+    Ok(AutocastState { device, raw })
+}
+
+/// Switches autocast to a dtype, or off, until the guard is dropped.
+pub(crate) fn enter(device: Device, dtype: Option<Kind>) -> Result<AutocastGuard> {
+    let mut state = current(device)?;
+    state.raw.enabled = c_int::from(dtype.is_some());
+    state.raw.dtype = match dtype {
+        None => state.raw.dtype,
+        Some(Kind::BFloat16) => BFLOAT16,
+        Some(Kind::Half) => HALF,
+        Some(other) => {
+            let problem = format!("autocast computes in BFloat16 or Half, not {other:?}");
+            return Err(Error::config("dtype", problem));
+        }
+    };
+    enter_state(&state)
+}
+
+/// Sets a state captured by [`current`] until the guard is dropped.
+///
+/// Casts are kept only where gradients are recorded: one made without would serve later
+/// operators that need its graph.
+pub(crate) fn enter_state(state: &AutocastState) -> Result<AutocastGuard> {
+    let mut former = RawAutocast::default();
+    // SAFETY: the state is readable and `former` writable for the call.
+    check(unsafe { mf_autocast_enter(number(state.device)?, &state.raw, &mut former) })?;
+    let former = AutocastState { device: state.device, raw: former };
+    Ok(AutocastGuard { former, thread: PhantomData })
+}
+
+/// Forgets all kept casts: after weights changed in place.
+pub(crate) fn clear_cache() {
+    mf_autocast_clear();
+}
+
+/// Puts the former state back and, leaving the outermost scope, forgets all kept casts.
+#[derive(Debug)]
+#[must_use = "autocast ends when this is dropped"]
+pub(crate) struct AutocastGuard {
+    former: AutocastState,
+    /// The state belongs to a thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for AutocastGuard {
+    fn drop(&mut self) {
+        if let Ok(device) = number(self.former.device) {
+            // SAFETY: the state is readable for the call; the guard closes the scope it opened.
+            unsafe { mf_autocast_leave(device, &self.former.raw) };
+        }
+    }
+}
+
+fn number(device: Device) -> Result<c_int> {
+    match device {
+        Device::Cpu => Ok(-1),
+        Device::Cuda(index) => Ok(index as c_int),
+        other => Err(Error::Unsupported {
+            what: "autocast".to_owned(),
+            place: format!("on {other:?}"),
+            remedy: "train on Device::Cpu or Device::Cuda".to_owned(),
+        }),
+    }
+}
