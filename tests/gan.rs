@@ -77,8 +77,9 @@ fn by_hand(steps: usize) -> Vec<Tensor> {
     for _ in 0..steps {
         for (which, optimizer) in optimizers.iter_mut().enumerate() {
             optimizer.zero_grad();
-            let loss =
-                autocast(Device::Cpu, Kind::Half, || Ok(if which == 0 { pair.d_loss() } else { pair.g_loss() }));
+            let loss = autocast(Device::Cpu, Kind::Half, || {
+                Ok(if which == 0 { pair.d_loss() } else { pair.g_loss() })
+            });
             (loss.unwrap() * SCALE).backward();
             for group in optimizer.groups() {
                 for parameter in group.parameters() {
@@ -97,10 +98,8 @@ fn a_gan_trains_under_one_scale_as_by_hand() -> Result<()> {
     let _guard = serial();
     let pair = Pair::new();
     let scaler = AmpScaler::fp16_with(|config| config.init_scale = SCALE)?;
-    let mut d_training =
-        Stack::of(&pair.d_vs, Pair::optimizer(&pair.d_vs)).with(scaler.share()).build()?;
-    let mut g_training =
-        Stack::of(&pair.g_vs, Pair::optimizer(&pair.g_vs)).with(scaler.share()).build()?;
+    let mut d_training = Stack::of(&pair.d_vs, Pair::optimizer(&pair.d_vs)).with(scaler.share()).build()?;
+    let mut g_training = Stack::of(&pair.g_vs, Pair::optimizer(&pair.g_vs)).with(scaler.share()).build()?;
     memfit::tch::manual_seed(2);
     for _ in 0..50 {
         assert!(d_training.step_with(|| Ok(Loss::of(pair.d_loss())))?.stepped());

@@ -60,7 +60,7 @@ impl Gpt {
         for index in 0..config.blocks {
             let block = Block::new(&(vs / "blocks" / index), config);
             blocks = if recompute.covers(index) {
-                blocks.add(memfit::ActivationCheckpoint::with_train(block))
+                blocks.add(super::stub::ActivationCheckpoint::with_train(block))
             } else {
                 blocks.add(block)
             };
@@ -139,8 +139,7 @@ impl Block {
     fn attention(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
         let (rows, length, width) = (size[0], size[1], size[2]);
-        let heads =
-            |xs: &Tensor| xs.view([rows, length, self.heads, width / self.heads]).transpose(1, 2);
+        let heads = |xs: &Tensor| xs.view([rows, length, self.heads, width / self.heads]).transpose(1, 2);
         let qkv = xs.apply(&self.qkv).split(width, 2);
         let (q, k, v) = (heads(&qkv[0]), heads(&qkv[1]), heads(&qkv[2]));
         let mask: Option<&Tensor> = None;
