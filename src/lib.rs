@@ -5,6 +5,7 @@
 pub mod error;
 mod ffi;
 pub mod memory;
+pub mod offload;
 pub mod optim;
 pub mod rng;
 pub mod saved;
@@ -15,6 +16,7 @@ pub mod strategies;
 mod sys;
 
 pub use error::{Error, Result};
+pub use offload::CpuOffload;
 pub use stack::{Micro, Stack, StackBuilder, Windows};
 pub use state::{Named, State, StateVisitor};
 pub use step::*;

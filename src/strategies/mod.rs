@@ -6,6 +6,7 @@ mod budget;
 mod clip;
 mod loss_scale;
 mod master_weights;
+mod offload;
 mod rollback;
 mod schedule;
 

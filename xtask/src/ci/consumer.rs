@@ -31,12 +31,7 @@ fn write_crate(context: &Context, folder: &Path) -> Result<()> {
     // Another profile would compile all dependencies again.
     for section in ["profile.dev", "profile.dev.build-override"] {
         manifest += &format!("\n[{section}]\n");
-        manifest.extend(
-            context
-                .manifest
-                .section(section)
-                .flat_map(|line| [line, "\n"]),
-        );
+        manifest.extend(context.manifest.section(section).flat_map(|line| [line, "\n"]));
     }
     write(&folder.join("Cargo.toml"), &manifest)?;
     write(&folder.join("build.rs"), BUILD)?;
