@@ -2,11 +2,10 @@
 
 mod gpt;
 
-use gpt::stub::CpuOffload;
 use memfit::optim::{AdamW, AdamWConfig};
 use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
 use memfit::tch::{self, Device, nn};
-use memfit::{Loss, Stack, StepOutcome};
+use memfit::{CpuOffload, Loss, Stack, StepOutcome};
 
 use gpt::{Config, Failure, Gpt, Random, Recompute, Text};
 
@@ -21,7 +20,7 @@ fn main() -> Result<(), Failure> {
     let model = Gpt::new(&vs.root(), &config, Recompute::Every(1));
 
     let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(2e-3))?;
-    let mut training = Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(&folder))
+    let mut training = Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(&folder)?)
         .with(AmpScaler::bf16())
         .with(GradAccumulator::every(4))
         .with(GradClip::norm(1.0))

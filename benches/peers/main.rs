@@ -95,6 +95,7 @@ fn try_in(folder: &Path) -> Result<(), Failure> {
         let mut training = strategy::plan(name, folder)?.start(&config)?;
         training.vs.load(folder.join(start::WEIGHTS))?;
         let mut start = Start::read(folder)?;
+        tch::manual_seed(0);
         step(&mut training, &start.batch(&config)?)?;
         let (seconds, peak, loss) = step(&mut training, &start.batch(&config)?)?;
         println!("{name}: {:.1} ms, peak {:.2} MB, loss {loss:.4}", seconds * 1e3, peak as f64 / 1e6);

@@ -133,8 +133,9 @@ def main():
 
     def step(tokens, targets):
         total = 0.0
-        for micro_tokens, micro_targets in zip(tokens.chunk(micros), targets.chunk(micros)):
-            loss = mean_loss(micro_tokens, micro_targets) / micros
+        parts = list(zip(tokens.chunk(micros), targets.chunk(micros)))
+        for micro_tokens, micro_targets in parts:
+            loss = mean_loss(micro_tokens, micro_targets) / len(parts)
             loss.backward()
             total = total + loss.detach()
             del loss

@@ -1,10 +1,9 @@
 use std::path::PathBuf;
 
-use super::stub::CpuOffload;
 use memfit::optim::{AdamW, AdamWConfig};
 use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
 use memfit::tch::{Device, Tensor, nn};
-use memfit::{Loss, Result, Stack, StackBuilder, StepOutcome};
+use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
 
 use super::{Config, Gpt, Recompute};
 
@@ -90,7 +89,7 @@ impl Plan {
         let model = Gpt::new(&vs.root(), config, self.recompute);
         let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(self.lr))?;
         let mut stack = match &self.optimizer {
-            Some(folder) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)),
+            Some(folder) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)?),
             None => Stack::of(&vs, optimizer),
         };
         match self.amp {
