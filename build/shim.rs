@@ -2,6 +2,7 @@
 //! is made from has changed: libtorch's headers cost seconds per file.
 
 use std::collections::hash_map::DefaultHasher;
+use std::env;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::io;
@@ -37,7 +38,8 @@ pub fn build(folder: &Path, includes: &[PathBuf], libtorch: &str, out: &Path) ->
     // Whole: a linker takes an object from an archive only for a symbol that something asks
     // for, and nobody asks for an object that is there for its static initialiser.
     println!("cargo::rustc-link-lib=static:+whole-archive={LIBRARY}");
-    println!("cargo::rustc-link-lib=dylib=stdc++");
+    let apple = env::var("CARGO_CFG_TARGET_VENDOR").is_ok_and(|vendor| vendor == "apple");
+    println!("cargo::rustc-link-lib=dylib={}", if apple { "c++" } else { "stdc++" });
     Ok(())
 }
 

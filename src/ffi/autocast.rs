@@ -127,3 +127,99 @@ fn number(device: Device) -> Result<c_int> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::{Tensor, no_grad};
+
+    use super::*;
+
+    const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    fn bf16() -> Result<AutocastGuard> {
+        enter(Device::Cpu, Some(Kind::BFloat16))
+    }
+
+    fn ones(size: [i64; 2]) -> Tensor {
+        Tensor::ones(size, CPU)
+    }
+
+    #[test]
+    fn the_guard_sets_dtype_and_puts_the_former_state_back_on_a_panic_too() -> Result<()> {
+        let before = current(Device::Cpu)?;
+        assert!(!before.enabled());
+        let panicked = std::panic::catch_unwind(|| {
+            let guard = bf16();
+            assert!(guard.is_ok());
+            assert_eq!(ones([2, 2]).matmul(&ones([2, 2])).kind(), Kind::BFloat16);
+            let inner = enter(Device::Cpu, None);
+            assert_eq!(ones([2, 2]).matmul(&ones([2, 2])).kind(), Kind::Float);
+            drop(inner);
+            assert_eq!(current(Device::Cpu).map(|now| now.enabled()).ok(), Some(true));
+            std::panic::resume_unwind(Box::new("unwound"));
+        });
+        assert!(panicked.is_err());
+        assert_eq!(current(Device::Cpu)?, before);
+        assert_eq!(ones([2, 2]).matmul(&ones([2, 2])).kind(), Kind::Float);
+        Ok(())
+    }
+
+    /// Case 3, the state's part of it.
+    #[test]
+    fn a_captured_state_casts_the_same_outside_its_scope() -> Result<()> {
+        let guard = bf16()?;
+        let captured = current(Device::Cpu)?;
+        drop(guard);
+        assert_eq!(captured.dtype(), Some(Kind::BFloat16));
+        let _guard = enter_state(&captured)?;
+        assert_eq!(ones([2, 2]).matmul(&ones([2, 2])).kind(), Kind::BFloat16);
+        Ok(())
+    }
+
+    /// Case 1.
+    #[test]
+    fn a_forward_without_gradients_does_not_cut_the_next_ones_graph() -> Result<()> {
+        let (w, x) = (Tensor::rand([8, 8], CPU).set_requires_grad(true), Tensor::rand([4, 8], CPU));
+        let gradient = |with_cache: bool| -> Result<Tensor> {
+            let _guard = bf16()?;
+            let mut state = current(Device::Cpu)?;
+            state.raw.cache_enabled = c_int::from(with_cache);
+            let _guard = enter_state(&state)?;
+            no_grad(|| x.matmul(&w));
+            let y = x.matmul(&w);
+            assert!(y.requires_grad());
+            let mut grads = Tensor::f_run_backward(&[y.sum(Kind::Float)], &[&w], false, false)?;
+            grads.pop().ok_or_else(|| Error::Torch("no gradient".to_owned()))
+        };
+        assert_eq!(gradient(true)?, gradient(false)?);
+        let nested = no_grad(bf16)?;
+        assert!(!current(Device::Cpu)?.cache_enabled());
+        drop(nested);
+        assert!(current(Device::Cpu)?.cache_enabled());
+        Ok(())
+    }
+
+    /// Case 5.
+    #[test]
+    fn a_weight_that_an_optimizer_moved_is_cast_again() -> Result<()> {
+        use crate::optim::{Optimizer, Sgd, SgdConfig};
+        let w = ones([4, 4]).set_requires_grad(true);
+        let mut sgd = Sgd::new(&vec![w.shallow_clone()], SgdConfig::default().lr(1.0))?;
+        let _guard = bf16()?;
+        let forward = || ones([1, 4]).matmul(&w).double_value(&[0, 0]);
+        assert_eq!(forward(), 4.0);
+        (-w.sum(Kind::Float)).f_backward()?;
+        sgd.step(&crate::Update::plain())?;
+        assert_eq!(forward(), 8.0);
+        no_grad(|| w.shallow_clone().f_mul_(&Tensor::from(0.5f32)).map(drop))?;
+        clear_cache();
+        assert_eq!(forward(), 4.0);
+        Ok(())
+    }
+
+    #[test]
+    fn other_dtypes_and_devices_are_typed_errors() {
+        assert!(matches!(enter(Device::Cpu, Some(Kind::Int64)), Err(Error::Config { .. })));
+        assert!(matches!(enter(Device::Mps, None), Err(Error::Unsupported { .. })));
+    }
+}

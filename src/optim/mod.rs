@@ -1,8 +1,15 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
+mod adamw;
 mod group;
+mod sgd;
+mod slots;
+mod tch_adapter;
 
+pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use sgd::{Momentum, Sgd, SgdConfig};
+pub use tch_adapter::TchOptimizer;
 
 use std::fmt::Debug;
 
@@ -73,9 +80,9 @@ pub trait Optimizer: Debug + Send {
         Vec::new()
     }
 
-    /// Whether `step` multiplies gradients by [`Update::factor`] itself; otherwise the
+    /// Whether `step` divides gradients by [`Update::divisor`] itself; otherwise the
     /// driver does it in one pass before.
-    fn folds_factor(&self) -> bool {
+    fn folds_divisor(&self) -> bool {
         false
     }
 
@@ -101,11 +108,8 @@ pub trait Optimizer: Debug + Send {
 
     /// Drops the gradients of all its parameters, frozen ones too.
     fn zero_grad(&mut self) {
-        for group in self.groups_mut() {
-            for parameter in group.parameters() {
-                crate::ffi::grad::take(&parameter.tensor);
-            }
-        }
+        let parameters = self.groups().iter().flat_map(ParamGroup::parameters);
+        crate::ffi::grad::drop_all(parameters.map(|parameter| &parameter.tensor));
     }
 
     /// Bytes of state, by device; an offloading wrapper counts what it keeps elsewhere too.
@@ -129,6 +133,13 @@ pub trait Optimizer: Debug + Send {
     }
 }
 
+/// The gradients that an update will use: not those of frozen parameters.
+pub(crate) fn gradients(optimizer: &dyn Optimizer) -> Vec<tch::Tensor> {
+    let parameters = optimizer.groups().iter().flat_map(|group| group.parameters());
+    let trained = parameters.filter(|parameter| parameter.tensor.requires_grad());
+    trained.filter_map(|parameter| crate::ffi::grad::get(&parameter.tensor)).collect()
+}
+
 /// Bytes of a tensor's elements.
 pub(crate) fn bytes_of(tensor: &tch::Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
@@ -140,4 +151,12 @@ fn unsupported(optimizer: String, what: &str) -> Error {
         place: format!("by {optimizer}"),
         remedy: "use one of memfit's own optimizers".to_owned(),
     }
+}
+
+/// An error where a setting is not finite or not as it must be.
+fn check_setting(setting: &'static str, value: f64, right: fn(f64) -> bool, wanted: &str) -> Result<()> {
+    if value.is_finite() && right(value) {
+        return Ok(());
+    }
+    Err(Error::config(setting, format!("must be {wanted}, not {value}")))
 }

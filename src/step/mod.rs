@@ -13,12 +13,12 @@ mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
-#[allow(unused_imports)]
 pub(crate) use inside::{InsideStep, is_inside};
 pub use loss::Loss;
 pub use outcome::{SkipReason, StepOutcome};
 pub use phases::{
-    Backward, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase, Verdict,
+    Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase,
+    Verdict,
 };
 pub use place::{Place, Relation};
 pub use strategy::{Conflict, Cost, Failure, ModelSize, Preparation, Recovery, Strategy};

@@ -86,18 +86,71 @@ size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
 int mf_tensor_bump_version(mf_tensor tensor) noexcept;
+// Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
 // ---- gradients (grad.cpp) ----------------------------------------------------------------
 // The gradient, owned, or null.
 mf_tensor mf_grad_get(mf_tensor tensor) noexcept;
 // As mf_grad_get, and leaves none.
 mf_tensor mf_grad_take(mf_tensor tensor) noexcept;
+// Leaves none of `count` tensors a gradient.
+void mf_grads_drop(const mf_tensor *tensors, size_t count) noexcept;
 // Sets the gradient: the handle is shared, not copied. Shape, dtype and device must match.
 int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept;
 // Backward from a one-element root, seeded with `seed` in its dtype; accumulates into leaves.
 // Runs the graph of CPU nodes on this thread, of each accelerator on the engine's threads.
 int mf_backward(mf_tensor root, double seed, int keep_graph, int create_graph) noexcept;
 
+// ---- storages whose bytes leave and return (storage.cpp) -----------------------------------
+// A storage held weakly: its bytes may die, its address is not reused. Owned.
+struct mf_weak_storage;
+// A tensor's version counter, held without its bytes. Owned.
+struct mf_version;
+
+// A c10::ScalarType.
+int mf_tensor_dtype(mf_tensor tensor) noexcept;
+// Bytes of the whole storage, there or away; 0 without a storage.
+uint64_t mf_storage_nbytes(mf_tensor tensor) noexcept;
+// Owned, freed by mf_storage_unwatch; null without a storage. Any thread.
+mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept;
+int mf_storage_alive(const mf_weak_storage *watch) noexcept;
+void mf_storage_unwatch(mf_weak_storage *watch) noexcept;  // given
+// *base, owned: all bytes of the storage as 1-d uint8, with a version counter of its own.
+int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept;
+// *view, owned: a tensor over base's storage; offset, sizes and strides in elements, checked
+// against the storage. dtype is a c10::ScalarType.
+int mf_storage_view(
+    mf_tensor base, int dtype, int64_t offset, const int64_t *sizes, const int64_t *strides,
+    size_t dims, mf_tensor *view) noexcept;
+// The bytes leave: *bytes, owned, is a uint8 tensor that has them now; reading the storage
+// fails with `message` (copied) until mf_storage_give. Identity, device, size, views and
+// version stay. No other thread may use the storage meanwhile.
+int mf_storage_take(mf_tensor tensor, const char *message, mf_tensor *bytes) noexcept;
+// Bytes return: moved out of `bytes`, which must own them alone and is empty afterwards.
+int mf_storage_give(mf_tensor tensor, mf_tensor bytes) noexcept;
+int mf_storage_away(mf_tensor tensor) noexcept;
+// First byte of a CPU tensor's storage, borrowed from it; null on another device or while away.
+void *mf_storage_data(mf_tensor base) noexcept;
+
+// Owned, freed by mf_version_unwatch; null for inference tensors. Any thread.
+mf_version *mf_version_watch(mf_tensor tensor) noexcept;
+uint64_t mf_version_now(const mf_version *watch) noexcept;
+void mf_version_unwatch(mf_version *watch) noexcept;  // given
+// Changes with every autograd node made on this thread: tells one operator from the next.
+uint64_t mf_operator_number() noexcept;
+
+// ---- gradient hooks (hooks.cpp) ------------------------------------------------------------
+// Calls the closure, given, each time the gradient of a leaf is final in a backward; runs on
+// the thread that accumulates it (this one for CPU). *hook, owned, freed by mf_hook_drop.
+struct mf_hook;
+int mf_hook_on_gradient(mf_tensor leaf, mf_closure closure, mf_hook **hook) noexcept;
+// Calls the closure, given, before the node that made a tensor runs backward, when the
+// gradient of the tensor is complete. It lives as long as the graph.
+int mf_hook_before_backward(mf_tensor tensor, mf_closure closure) noexcept;
+// Within a backward: calls the closure, given, once when that backward ends, not where it fails.
+int mf_hook_after_backward(mf_closure closure) noexcept;
+void mf_hook_drop(mf_hook *hook) noexcept;  // given; never waits for a running closure
 // ---- saved tensors (saved.cpp, registry.cpp) -----------------------------------------------
 // Implemented in Rust (saved.rs). Parks an Error::Modified and returns its number; `what` is
 // borrowed. Runs on the thread that unpacks.
@@ -188,6 +241,47 @@ int mf_autocast_enter(int device, const mf_autocast *state, mf_autocast *former)
 // Closes a scope, the outermost clearing the cast cache, and sets the former state.
 void mf_autocast_leave(int device, const mf_autocast *former) noexcept;
 void mf_autocast_clear() noexcept;
+
+// ---- many tensors at once (multi.cpp) ----------------------------------------------------
+// All run on this thread and libtorch's worker threads, below autograd; those that write
+// bump versions once per tensor.
+struct mf_measured {
+  double squared_norm;
+  int non_finite;
+};
+// v = tensor * factor, in fp32 (fp64 for fp64): the sum of v^2 in double, and whether a v is
+// not finite. One readback per accelerator, none on the CPU.
+int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measured *out) noexcept;
+int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept;
+// Multiplies, then bounds to [-limit, limit]; NaN stays.
+int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept;
+// sums[i] += tensors[i], the sum in its own dtype, without a copy of a tensor on the CPU for
+// fp32 += bf16 or fp16 of the same strides.
+int mf_add_to(const mf_tensor *sums, const mf_tensor *tensors, size_t count) noexcept;
+int mf_cast_into(mf_tensor to, mf_tensor from) noexcept;
+
+// ---- optimizers (optim.cpp) --------------------------------------------------------------
+// One parameter of a step. Skipped where it needs no gradient or has none.
+struct mf_moving {
+  mf_tensor parameter;
+  mf_tensor state[2];  // borrowed; null where the optimizer has none
+  uint64_t count;      // its steps so far; one more where it moved
+  double lr;
+  double weight_decay;
+};
+struct mf_adam {
+  double beta1, beta2, epsilon, divisor;
+  int decoupled;  // weight decay: 1 AdamW's, 0 added to the gradient
+};
+struct mf_sgd {
+  double momentum, dampening, divisor;
+  int nesterov;
+};
+// Moves all; gradients are divided by `divisor` first. `moved` tells how many parameters
+// had moved when it returned. Everything it needs is allocated before the first one does.
+// Bumps versions and clears the autocast cache.
+int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
+int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
