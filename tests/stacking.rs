@@ -165,7 +165,7 @@ fn sgd(parameters: &(impl Parameters + ?Sized)) -> Sgd {
 }
 
 fn adamw(parameters: &(impl Parameters + ?Sized)) -> AdamW {
-    AdamW::new(parameters, AdamWConfig::default().lr(LR)).unwrap()
+    AdamW::new(parameters, AdamWConfig::default().lr(LR).epsilon(1e-2)).unwrap()
 }
 
 /// How many micro-batches each window has.
@@ -291,8 +291,8 @@ fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exa
     let mut builder = match (kind, offload) {
         (Kinds::Sgd, false) => Stack::of(&model.vs, sgd(&model.vs)),
         (Kinds::AdamW, false) => Stack::of(&model.vs, adamw(&model.vs)),
-        (Kinds::Sgd, true) => Stack::of(&model.vs, CpuOffload::optimizer(sgd(&model.vs)).disk(&folder)),
-        (Kinds::AdamW, true) => Stack::of(&model.vs, CpuOffload::optimizer(adamw(&model.vs)).disk(&folder)),
+        (Kinds::Sgd, true) => Stack::of(&model.vs, CpuOffload::optimizer(sgd(&model.vs)).disk(&folder)?),
+        (Kinds::AdamW, true) => Stack::of(&model.vs, CpuOffload::optimizer(adamw(&model.vs)).disk(&folder)?),
     };
     // Backwards, to show that the order of `.with` never matters.
     for part in parts.iter().rev() {
@@ -331,56 +331,69 @@ fn refused(parts: &[Part]) -> bool {
     REFUSED.iter().any(|(a, b)| parts.contains(a) && parts.contains(b))
 }
 
-fn check(parts: &[Part]) {
-    for kind in [Kinds::Sgd, Kinds::AdamW] {
-        let got = stacked(parts, kind);
-        if refused(parts) {
-            let Err(Error::Incompatible { left, right, remedy, .. }) = got else {
-                panic!("{parts:?} was not refused");
-            };
-            assert!(!left.is_empty() && !right.is_empty() && !remedy.is_empty());
-            continue;
-        }
-        let (tensors, losses, exactness) = got.unwrap_or_else(|error| panic!("{parts:?} {kind:?}: {error}"));
-        let (wanted, wanted_losses) = oracle(parts, kind);
-        if exactness == Exactness::Bitwise {
-            assert!(same(&tensors, &wanted), "{parts:?} {kind:?} differs from the loop by hand");
-            assert!(same(&losses, &wanted_losses), "{parts:?} {kind:?}: losses differ");
-        } else {
-            // A bf16 weight may round the other way: half a unit of 2⁻⁸ relative.
-            let tolerance =
-                if parts.iter().any(|part| matches!(part, Fp32Sum | Master)) { 0.01 } else { 2e-4 };
-            for (a, b) in tensors.iter().zip(&wanted) {
-                let size = 1.0 + b.to_kind(Kind::Double).abs().max().double_value(&[]);
-                assert!(difference(a, b) <= tolerance * size, "{parts:?} {kind:?}: {}", difference(a, b));
+/// What is wrong with a set of parts, if anything.
+fn fault(parts: &[Part], kind: Kinds) -> Option<String> {
+    let got = stacked(parts, kind);
+    if refused(parts) {
+        return match got {
+            Err(Error::Incompatible { left, right, remedy, .. })
+                if !left.is_empty() && !right.is_empty() && !remedy.is_empty() =>
+            {
+                None
             }
+            Err(error) => Some(format!("refused with another error: {error}")),
+            Ok(_) => Some("not refused".to_owned()),
+        };
+    }
+    let (tensors, losses, exactness) = match got {
+        Ok(got) => got,
+        Err(error) => return Some(error.to_string()),
+    };
+    let (wanted, wanted_losses) = oracle(parts, kind);
+    if exactness == Exactness::Bitwise {
+        let equal = same(&tensors, &wanted) && same(&losses, &wanted_losses);
+        return (!equal).then(|| "not the same bits as the loop by hand".to_owned());
+    }
+    // A bf16 weight may round the other way: one unit of 2⁻⁸ relative, over a few steps.
+    let half = parts.iter().any(|part| matches!(part, Fp32Sum | Master));
+    let tolerance = if half { 0.02 } else { 2e-5 };
+    let worst = tensors.iter().zip(&wanted).map(|(a, b)| {
+        let size = 1.0 + b.to_kind(Kind::Double).abs().max().double_value(&[]);
+        difference(a, b) / size
+    });
+    let worst = worst.fold(0.0, f64::max);
+    (worst > tolerance).then(|| format!("differs from the loop by hand by {worst:.1e}"))
+}
+
+fn check(sets: impl Iterator<Item = Vec<Part>>) {
+    let mut faults = Vec::new();
+    let mut runs = 0;
+    for parts in sets {
+        for kind in [Kinds::Sgd, Kinds::AdamW] {
+            runs += 1;
+            faults.extend(fault(&parts, kind).map(|text| format!("{parts:?} {kind:?}: {text}")));
         }
     }
+    assert!(faults.is_empty(), "{} of {runs}:\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]
 fn each_strategy_alone_is_the_loop_by_hand() {
     let _guard = serial();
-    check(&[]);
-    PARTS.iter().for_each(|part| check(&[*part]));
+    check(std::iter::once(vec![]).chain(PARTS.map(|part| vec![part])));
 }
 
 #[test]
 fn every_pair_is_the_loop_by_hand_or_refused() {
     let _guard = serial();
-    for (index, one) in PARTS.iter().enumerate() {
-        PARTS[index + 1..].iter().for_each(|other| check(&[*one, *other]));
-    }
+    check((0..PARTS.len()).flat_map(|i| PARTS[i + 1..].iter().map(move |b| vec![PARTS[i], *b])));
 }
 
 #[test]
 fn every_triple_is_the_loop_by_hand_or_refused() {
     let _guard = serial();
-    for (i, a) in PARTS.iter().enumerate() {
-        for (j, b) in PARTS.iter().enumerate().skip(i + 1) {
-            PARTS[j + 1..].iter().for_each(|c| check(&[*a, *b, *c]));
-        }
-    }
+    let pairs = (0..PARTS.len()).flat_map(|i| (i + 1..PARTS.len()).map(move |j| (i, j)));
+    check(pairs.flat_map(|(i, j)| PARTS[j + 1..].iter().map(move |c| vec![PARTS[i], PARTS[j], *c])));
 }
 
 #[test]
