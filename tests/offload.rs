@@ -3,7 +3,7 @@
 mod support;
 
 use memfit::offload::{ActivationOffload, CpuOffload};
-use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer, Sgd, SgdConfig};
 use memfit::state::Value;
 use memfit::tch::nn::{self, Module};
 use memfit::tch::{Device, Kind, Tensor};
@@ -344,4 +344,134 @@ fn the_host_tier_of_an_optimizer_on_the_cpu_is_refused_with_the_way_out() {
     let optimizer = AdamW::new(&parameters(1), AdamWConfig::default()).expect("an optimizer");
     let refused = CpuOffload::optimizer(optimizer).host();
     assert!(matches!(&refused, Err(Error::Incompatible { remedy, .. }) if remedy.contains(".disk(folder)")));
+}
+
+/// Three blocks of a small model, each with a store of its own.
+fn blocks(seed: i64) -> Vec<(nn::VarStore, nn::Sequential)> {
+    memfit::tch::manual_seed(seed);
+    let block = |_| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let first = nn::linear(vs.root() / "a", 64, 256, Default::default());
+        let second = nn::linear(vs.root() / "b", 256, 64, Default::default());
+        let block = nn::seq().add(first).add_fn(|x| x.gelu("tanh")).add(second);
+        (vs, block)
+    };
+    (0..3).map(block).collect()
+}
+
+fn loss_of(model: &[impl Module], x: &Tensor) -> Tensor {
+    model.iter().fold(x.shallow_clone(), |x, block| block.forward(&x)).square().mean(Kind::Float)
+}
+
+fn weights_of(stores: &[nn::VarStore]) -> Vec<Tensor> {
+    stores.iter().flat_map(|vs| vs.trainable_variables()).collect()
+}
+
+fn live() -> u64 {
+    memfit::memory::stats(Device::Cpu).expect("figures").current
+}
+
+#[test]
+fn weights_visit_for_forward_backward_and_the_update() {
+    let _guard = support::serial();
+    let (stores, plain): (Vec<_>, Vec<_>) = blocks(5).into_iter().unzip();
+    let mut reference = AdamW::new(&weights_of(&stores), AdamWConfig::default()).expect("an optimizer");
+    let x = Tensor::randn([8, 64], CPU);
+
+    let before = live();
+    let (moved_stores, modules): (Vec<_>, Vec<_>) = blocks(5).into_iter().unzip();
+    let with_weights = live() - before;
+    let home = std::env::temp_dir();
+    let offloaded: Vec<_> = moved_stores
+        .iter()
+        .zip(modules)
+        .map(|(vs, block)| CpuOffload::parameters(block, vs).disk(&home).expect("a folder"))
+        .collect();
+    assert_eq!(live(), before, "all weights left");
+    let optimizer = AdamW::new(&weights_of(&moved_stores), AdamWConfig::default()).expect("an optimizer");
+    let mut optimizer = CpuOffload::optimizer(optimizer).disk(&home).expect("a folder");
+
+    for step in 0..3 {
+        reference.zero_grad();
+        optimizer.zero_grad();
+        loss_of(&plain, &x).backward();
+        reference.step(&Update::plain()).expect("a step");
+        // A graph that is dropped and a pass without gradients change nothing.
+        drop(loss_of(&offloaded, &x));
+        let evaluated = memfit::tch::no_grad(|| loss_of(&offloaded, &x));
+        let start = live();
+        let loss = loss_of(&offloaded, &x);
+        assert!(live() - start < with_weights / 3, "weights left after forward");
+        assert!(loss.equal(&evaluated));
+        let (_, peak) = memfit::memory::peak_of(Device::Cpu, || loss.backward()).expect("a peak");
+        if step > 0 {
+            // Two segments at a change-over, and the gradients that this backward makes.
+            assert!(peak - start < with_weights + with_weights * 3 / 4, "{peak} {start} {with_weights}");
+        }
+        drop(loss);
+        optimizer.step(&Update::plain()).expect("a step");
+        for weight in weights_of(&moved_stores) {
+            assert!(weight.f_sum(Kind::Float).is_err(), "away between passes");
+        }
+    }
+    let present: Vec<_> = offloaded.iter().map(|block| block.present().expect("the weights")).collect();
+    assert!(support::same(&weights_of(&stores), &weights_of(&moved_stores)));
+    drop(present);
+    drop(offloaded);
+    assert!(support::same(&weights_of(&stores), &weights_of(&moved_stores)), "they outlive the offload");
+}
+
+#[test]
+fn a_plain_optimizer_refuses_weights_that_are_away_before_anything_moves() {
+    let _guard = support::serial();
+    let (vs, block) = blocks(6).remove(0);
+    let before = support::copies(&vs.trainable_variables());
+    let mut optimizer = Sgd::new(&vs, SgdConfig::default().lr(0.1)).expect("an optimizer");
+    let block = CpuOffload::parameters(block, &vs).disk(std::env::temp_dir()).expect("a folder");
+    block.forward(&Tensor::randn([4, 64], CPU)).square().sum(Kind::Float).backward();
+    let refused = optimizer.step(&Update::plain());
+    assert!(
+        matches!(&refused, Err(Error::Incompatible { remedy, .. }) if remedy.contains(".resident()")),
+        "{refused:?}"
+    );
+    drop(block);
+    assert!(support::same(&before, &vs.trainable_variables()));
+}
+
+#[test]
+fn a_segment_used_twice_frozen_or_failing_keeps_its_weights_right() {
+    let _guard = support::serial();
+    let (vs, block) = blocks(7).remove(0);
+    let x = Tensor::randn([4, 64], CPU).set_requires_grad(true);
+    let run = |block: &dyn Module| {
+        let y = block.forward(&(&x * 2.0));
+        block.forward(&y).square().sum(Kind::Float)
+    };
+    let gradients = || -> Vec<Tensor> {
+        let weights = vs.trainable_variables();
+        let all = weights.iter().chain([&x]).map(|t| t.grad().copy()).collect();
+        weights.iter().chain([&x]).for_each(|t| drop(t.grad().zero_()));
+        all
+    };
+    run(&block).backward();
+    let expected = gradients();
+    let block = CpuOffload::parameters(block, &vs).disk(std::env::temp_dir()).expect("a folder");
+    run(&block).backward();
+    assert!(support::same(&expected, &gradients()));
+    let kept = run(&block);
+    kept.f_backward().expect("backward");
+    assert!(kept.f_backward().is_err(), "the graph is gone");
+    let _ = gradients();
+    // The failed backward left nothing behind that the next one trips over.
+    run(&block).backward();
+    assert!(support::same(&expected, &gradients()));
+    for weight in vs.trainable_variables() {
+        assert!(weight.f_sum(Kind::Float).is_err(), "away");
+    }
+    // All frozen: only the input's gradient passes.
+    let mut frozen = vs.trainable_variables();
+    frozen.iter_mut().for_each(|weight| drop(weight.requires_grad_(false)));
+    run(&block).backward();
+    assert!(x.grad().equal(expected.last().expect("the input's")));
+    assert!(vs.trainable_variables().iter().all(|weight| weight.f_sum(Kind::Float).is_err()), "away");
 }

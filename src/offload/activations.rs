@@ -104,6 +104,19 @@ impl ActivationOffload {
         self.while_saving(body)
     }
 
+    /// A link for [`CheckpointChain::offload_through`](crate::checkpoint::CheckpointChain): it
+    /// moves the inputs of the segments that a checkpointer wants moved, and nothing else.
+    ///
+    /// # Errors
+    /// As [`ActivationOffload::around`].
+    pub fn link(&mut self, device: Device) -> Result<Link> {
+        self.start(device, &[])?;
+        match &self.running {
+            Some(running) => Ok(packing(&running.ledger)),
+            None => Err(no_tier(&self.described(), device)),
+        }
+    }
+
     /// Opens the tiers for a model on `device`, once.
     pub(crate) fn start(&mut self, device: Device, known: &[Named]) -> Result<()> {
         if self.running.is_some() {
@@ -116,8 +129,7 @@ impl ActivationOffload {
         let carrier = Arc::new(Carrier::new(disk, self.host_limit.unwrap_or(u64::MAX)));
         self.observer.watch(&carrier);
         let ledger = Ledger::new(carrier, self.observer.clone(), self.rules);
-        let packing = ledger.clone();
-        let link = Link::new(move |tensor| packing.pack(tensor));
+        let link = packing(&ledger);
         self.running = Some(Running { ledger, link, _registered: saved::register(known)? });
         Ok(())
     }
@@ -144,6 +156,11 @@ impl ActivationOffload {
         }
         text
     }
+}
+
+fn packing(ledger: &Arc<Ledger>) -> Link {
+    let ledger = ledger.clone();
+    Link::new(move |tensor| ledger.pack(tensor))
 }
 
 /// The refusal of a host tier where the host is what is full.

@@ -48,7 +48,11 @@ impl Berth {
         Ok(berth)
     }
 
-    pub(crate) fn is_away(&self) -> bool {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    fn is_away(&self) -> bool {
         storage::is_away(&self.tensor)
     }
 

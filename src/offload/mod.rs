@@ -36,12 +36,15 @@ mod entry;
 mod ledger;
 mod moved;
 mod optimizer;
+mod parameters;
+mod weights;
 
 pub use activations::ActivationOffload;
 pub use moved::{Moved, Observer};
 pub use optimizer::{OptimizerOffload, StateHome};
+pub use parameters::{ParameterOffload, Plain, Present, WeightsHome, WithTrain};
 
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, Parameters};
 
 /// Moves bytes out of memory: the entrance to the three kinds.
 #[derive(Clone, Copy, Debug)]
@@ -56,5 +59,11 @@ impl CpuOffload {
     /// Keeps an optimizer's state elsewhere: `CpuOffload::optimizer(o).disk(folder)?`.
     pub fn optimizer<O: Optimizer>(optimizer: O) -> StateHome<O> {
         StateHome::new(optimizer)
+    }
+
+    /// Keeps a segment's weights elsewhere: `CpuOffload::parameters(block, &vs).disk(folder)?`,
+    /// where the store has the block's parameters and no others.
+    pub fn parameters<M, P: Parameters + ?Sized>(module: M, weights: &P) -> WeightsHome<M> {
+        WeightsHome::new(module, weights)
     }
 }

@@ -8,6 +8,7 @@ use super::berth::Berths;
 use super::carrier::Carrier;
 use super::disk::Disk;
 use super::moved::{Moved, Observer};
+use super::weights;
 use crate::error::{Error, Result};
 use crate::ffi::grad;
 use crate::optim::{GroupOptions, Optimizer, ParamGroup};
@@ -34,7 +35,16 @@ impl<O: Optimizer> StateHome<O> {
     /// optimizer whose state cannot be reached; out of memory.
     pub fn disk(self, folder: impl AsRef<Path>) -> Result<OptimizerOffload<O>> {
         let disk = Disk::new(folder.as_ref())?;
-        OptimizerOffload::new(self.inner, Some((disk, folder.as_ref().to_owned())))
+        OptimizerOffload::new(self.inner, Home::Disk(disk, folder.as_ref().to_owned()))
+    }
+
+    /// The state stays where it is: for weights that are offloaded, see
+    /// [`ParameterOffload`](super::ParameterOffload).
+    ///
+    /// # Errors
+    /// As [`StateHome::disk`].
+    pub fn resident(self) -> Result<OptimizerOffload<O>> {
+        OptimizerOffload::new(self.inner, Home::Resident)
     }
 
     /// The state of parameters on CUDA lives, and their update runs, on the host.
@@ -43,8 +53,15 @@ impl<O: Optimizer> StateHome<O> {
     /// [`Error::Incompatible`] where no parameter is on CUDA: the host is where the state is
     /// already. As [`StateHome::disk`].
     pub fn host(self) -> Result<OptimizerOffload<O>> {
-        OptimizerOffload::new(self.inner, None)
+        OptimizerOffload::new(self.inner, Home::Host)
     }
+}
+
+#[derive(Debug)]
+enum Home {
+    Resident,
+    Host,
+    Disk(Arc<Disk>, PathBuf),
 }
 
 /// An optimizer whose state is in memory for one parameter at a time.
@@ -55,14 +72,23 @@ impl<O: Optimizer> StateHome<O> {
 #[derive(Debug)]
 pub struct OptimizerOffload<O> {
     inner: O,
-    folder: Option<PathBuf>,
-    /// `None`: the state stays in host memory.
+    /// Its home, as the user wrote it.
+    described: String,
+    update_on: UpdateOn,
+    /// `None`: the state stays in memory.
     berths: Option<Arc<Berths>>,
     observer: Observer,
 }
 
+/// Where parameters that are on an accelerator are updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UpdateOn {
+    Device,
+    Host,
+}
+
 impl<O: Optimizer> OptimizerOffload<O> {
-    fn new(inner: O, disk: Option<(Arc<Disk>, PathBuf)>) -> Result<Self> {
+    fn new(inner: O, home: Home) -> Result<Self> {
         if !inner.has_state() {
             return Err(Error::Unsupported {
                 what: "offloading the state of an optimizer that hides it".to_owned(),
@@ -71,17 +97,21 @@ impl<O: Optimizer> OptimizerOffload<O> {
             });
         }
         let parameters = || inner.groups().iter().flat_map(ParamGroup::parameters);
-        if disk.is_none() && !parameters().any(|named| on_accelerator(&named.tensor)) {
+        if matches!(home, Home::Host) && !parameters().any(|named| on_accelerator(&named.tensor)) {
             return Err(no_tier(&format!("CpuOffload::optimizer({}).host()", inner.name()), Device::Cpu));
         }
         let observer = Observer::default();
-        let (disk, folder) = disk.unzip();
-        let berths = disk.map(|disk| {
-            let carrier = Arc::new(Carrier::new(Some(disk), 0));
-            observer.watch(&carrier);
-            Berths::new(carrier, observer.clone())
-        });
-        let mut offload = Self { inner, folder, berths, observer };
+        let (described, update_on, berths) = match home {
+            Home::Resident => (".resident()".to_owned(), UpdateOn::Device, None),
+            Home::Host => (".host()".to_owned(), UpdateOn::Host, None),
+            Home::Disk(disk, folder) => {
+                let carrier = Arc::new(Carrier::new(Some(disk), 0));
+                observer.watch(&carrier);
+                let berths = Berths::new(carrier, observer.clone());
+                (format!(".disk({:?})", folder.display().to_string()), UpdateOn::Host, Some(berths))
+            }
+        };
+        let mut offload = Self { inner, described, update_on, berths, observer };
         offload.allocate()?;
         Ok(offload)
     }
@@ -140,8 +170,10 @@ impl<O: Optimizer> OptimizerOffload<O> {
 
     /// Moves one parameter whose state is here.
     fn move_one(&mut self, group: usize, index: usize, parameter: &Tensor, update: &Update) -> Result<()> {
-        if !on_accelerator(parameter) {
-            return self.inner.step_parameter(group, index, update);
+        let visiting = weights::hold(parameter)?;
+        if !self.leaves_device(parameter) {
+            self.inner.step_parameter(group, index, update)?;
+            return visiting.map_or(Ok(()), |hold| hold.end().map_err(poisoned));
         }
         let host = on_host(parameter)?;
         if let Some(gradient) = grad::get(parameter) {
@@ -152,7 +184,12 @@ impl<O: Optimizer> OptimizerOffload<O> {
         self.exchange(group, index, parameter);
         moved?;
         tch::no_grad(|| parameter.shallow_clone().f_copy_(&host))?;
-        Ok(())
+        visiting.map_or(Ok(()), |hold| hold.end().map_err(poisoned))
+    }
+
+    /// Whether a parameter's update runs on the host though the parameter is elsewhere.
+    fn leaves_device(&self, parameter: &Tensor) -> bool {
+        self.update_on == UpdateOn::Host && on_accelerator(parameter)
     }
 
     fn exchange(&mut self, group: usize, index: usize, tensor: &Tensor) {
@@ -163,7 +200,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
 
     /// Makes the state of one parameter, while every other one looks frozen, and lets it go.
     fn allocate_one(&mut self, group: usize, index: usize, parameter: &Tensor) -> Result<()> {
-        let made = if on_accelerator(parameter) {
+        let made = if self.leaves_device(parameter) {
             let host = on_host(parameter)?;
             self.exchange(group, index, &host);
             let made = self.inner.allocate();
@@ -182,11 +219,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
 
 impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
     fn name(&self) -> String {
-        let home = match &self.folder {
-            Some(folder) => format!(".disk({:?})", folder.display().to_string()),
-            None => ".host()".to_owned(),
-        };
-        format!("CpuOffload::optimizer({}){home}", self.inner.name())
+        format!("CpuOffload::optimizer({}){}", self.inner.name(), self.described)
     }
 
     fn groups(&self) -> &[ParamGroup] {

@@ -169,6 +169,7 @@ impl Optimizer for AdamW {
     }
 
     fn step(&mut self, update: &Update) -> Result<()> {
+        self.slots.present(&self.name())?;
         self.slots.begin()?;
         self.slots.step(self.rule(), update.divisor)
     }

@@ -160,6 +160,7 @@ impl Optimizer for Sgd {
     }
 
     fn step(&mut self, update: &Update) -> Result<()> {
+        self.slots.present(&self.name())?;
         self.slots.begin()?;
         self.slots.step(self.rule(), update.divisor)
     }

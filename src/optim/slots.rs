@@ -108,6 +108,21 @@ impl Slots {
         Ok(())
     }
 
+    /// Refuses weights that are offloaded: their bytes come one at a time, by a wrapper.
+    pub(super) fn present(&self, optimizer: &str) -> Result<()> {
+        let away =
+            |parameter: &&Named| parameter.tensor.requires_grad() && ffi::storage::is_away(&parameter.tensor);
+        match self.groups.iter().flat_map(ParamGroup::parameters).find(away) {
+            None => Ok(()),
+            Some(parameter) => Err(Error::Incompatible {
+                left: optimizer.to_owned(),
+                right: "CpuOffload::parameters".to_owned(),
+                why: format!("`{}` is away at the update", parameter.name),
+                remedy: format!("wrap it: CpuOffload::optimizer({optimizer}).resident() or .disk(folder)"),
+            }),
+        }
+    }
+
     /// Allocates and counts one step.
     pub(super) fn begin(&mut self) -> Result<()> {
         self.allocate()?;

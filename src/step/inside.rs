@@ -28,3 +28,12 @@ impl Drop for InsideStep {
 pub(crate) fn is_inside() -> bool {
     DEPTH.get() > 0
 }
+
+/// For a module, which cannot return an error: inside a phase the error itself unwinds and is
+/// caught there, elsewhere it is a panic with its text.
+pub(crate) fn unwind(error: crate::Error) -> ! {
+    if is_inside() {
+        std::panic::resume_unwind(Box::new(error));
+    }
+    panic!("{error}")
+}

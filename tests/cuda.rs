@@ -1,0 +1,98 @@
+//! What needs a device; skipped with a reason where there is none.
+
+mod support;
+
+use memfit::offload::CpuOffload;
+use memfit::optim::{AdamW, AdamWConfig, Optimizer};
+use memfit::tch::nn::{self, Module};
+use memfit::tch::{Cuda, Device, Kind, Tensor};
+use memfit::{Error, Update};
+
+/// The device, or the reason why a test does not run.
+fn device(test: &str) -> Option<Device> {
+    if Cuda::is_available() {
+        return Some(Device::Cuda(0));
+    }
+    println!("skipped {test}: no CUDA device here");
+    None
+}
+
+fn chain(x: &Tensor) -> Tensor {
+    (0..24).fold(x.shallow_clone(), |x, _| (x * 1.01).tanh().matmul(&Tensor::eye(SIDE, OPTIONS)))
+}
+
+const SIDE: i64 = 1024;
+const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cuda(0));
+
+/// Case 39.
+#[test]
+fn copies_in_flight_keep_their_bytes_when_buffers_are_reused() {
+    let _guard = support::serial();
+    let Some(device) = device("copies_in_flight_keep_their_bytes_when_buffers_are_reused") else { return };
+    let x = Tensor::randn([SIDE, SIDE], OPTIONS).set_requires_grad(true);
+    chain(&x).sum(Kind::Float).backward();
+    let expected = x.grad().copy();
+    for offload in
+        [CpuOffload::activations(), CpuOffload::activations().disk(std::env::temp_dir()).host_limit(16 << 20)]
+    {
+        let mut offload = offload;
+        // Rounds without synchronisation between them reuse pinned buffers and device blocks.
+        for _ in 0..4 {
+            let _ = x.grad().zero_();
+            let loss = offload.around(device, &[], || Ok(chain(&x).sum(Kind::Float))).expect("forward");
+            loss.backward();
+            assert!(x.grad().equal(&expected));
+        }
+        let moved = offload.moved();
+        assert!(moved.out_bytes > 0 && moved.live_on_host == 0 && moved.live_on_disk == 0);
+    }
+}
+
+/// Case 36, index tensors.
+#[test]
+fn an_index_tensor_that_lived_on_the_cpu_comes_back_there() {
+    let _guard = support::serial();
+    let Some(device) = device("an_index_tensor_that_lived_on_the_cpu_comes_back_there") else { return };
+    let table = Tensor::randn([64, 8], OPTIONS).set_requires_grad(true);
+    let ids = Tensor::from_slice(&[1_i64, 5, 1]);
+    let mut offload = CpuOffload::activations().disk(std::env::temp_dir()).min_bytes(1);
+    let run = || Ok(table.index(&[Some(&ids)]).square().sum(Kind::Float));
+    offload.around(device, &[], run).expect("forward").backward();
+    let moved = table.grad().copy();
+    let _ = table.grad().zero_();
+    run().expect("forward").backward();
+    assert!(table.grad().equal(&moved));
+}
+
+#[test]
+fn state_and_weights_on_the_host_train_as_on_the_cpu() {
+    let _guard = support::serial();
+    let Some(device) = device("state_and_weights_on_the_host_train_as_on_the_cpu") else { return };
+    let vs = nn::VarStore::new(device);
+    let block = nn::linear(vs.root(), 64, 64, Default::default());
+    let x = Tensor::randn([16, 64], OPTIONS);
+    let copies: Vec<Tensor> = vs
+        .trainable_variables()
+        .iter()
+        .map(|weight| weight.detach().to_device(Device::Cpu).set_requires_grad(true))
+        .collect();
+    let mut reference = AdamW::new(&copies, AdamWConfig::default()).expect("an optimizer");
+    let optimizer = AdamW::new(&vs, AdamWConfig::default()).expect("an optimizer");
+    let mut optimizer = CpuOffload::optimizer(optimizer).host().expect("a host tier");
+    let block = CpuOffload::parameters(block, &vs).host().expect("a host tier");
+    for _ in 0..3 {
+        optimizer.zero_grad();
+        block.forward(&x).square().mean(Kind::Float).backward();
+        for (copy, weight) in copies.iter().zip(vs.trainable_variables()) {
+            support::set_grad(copy, &weight.grad().to_device(Device::Cpu));
+        }
+        optimizer.step(&Update::plain()).expect("a step");
+        reference.step(&Update::plain()).expect("a step");
+    }
+    let present = block.present().expect("the weights");
+    for (copy, weight) in copies.iter().zip(vs.trainable_variables()) {
+        assert!(weight.to_device(Device::Cpu).equal(copy));
+    }
+    drop(present);
+    assert!(vs.trainable_variables()[0].f_sum(Kind::Float).map_err(Error::from).is_err());
+}
