@@ -180,6 +180,7 @@ impl Error {
     pub(crate) fn from_text(text: &str) -> Self {
         let first = text.lines().next().unwrap_or_default();
         parked(text)
+            .or_else(|| modified(first))
             .or_else(|| crate::memory::out_of_memory(text))
             .unwrap_or_else(|| Self::Torch(first.to_owned()))
     }
@@ -237,6 +238,22 @@ fn parked(text: &str) -> Option<Error> {
     let mut lot = LOT.lock().ok()?;
     let at = lot.iter().position(|(parked, _)| *parked == id)?;
     lot.remove(at).map(|(_, error)| error)
+}
+
+/// libtorch's own version check, for tensors that no link saw.
+fn modified(text: &str) -> Option<Error> {
+    let (_, rest) = text.split_once("modified by an inplace operation: ")?;
+    let (what, rest) = rest.split_once(", which is").unwrap_or((rest, rest));
+    let what = what.split(" is at version").next().unwrap_or(what);
+    let number = |after: &str| -> Option<u64> {
+        let (_, rest) = rest.split_once(after)?;
+        rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+    };
+    Some(Error::Modified {
+        what: what.to_owned(),
+        expected: number("expected version ")?,
+        found: number("is at version ")?,
+    })
 }
 
 fn room(requested: Option<u64>, live: Option<u64>, limit: Option<u64>) -> String {

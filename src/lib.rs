@@ -5,12 +5,25 @@
 pub mod error;
 mod ffi;
 pub mod memory;
+pub mod offload;
 pub mod optim;
 pub mod rng;
+pub mod saved;
+pub mod stack;
 pub mod state;
 pub mod step;
+pub mod strategies;
 mod sys;
 
 pub use error::{Error, Result};
+pub use offload::CpuOffload;
+pub use stack::{Micro, Stack, StackBuilder, Windows};
+pub use state::{Named, State, StateVisitor, Value};
 pub use step::*;
 pub use tch;
+
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../docs/writing-a-strategy.md")]
+    struct WritingAStrategy;
+}

@@ -1,6 +1,7 @@
 //! Named state: one visit serves saving, comparing and loading.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tch::Tensor;
 
@@ -114,6 +115,15 @@ enum Purpose<'a> {
     Load(&'a State),
 }
 
+/// Brings a tensor's bytes to memory for the moment a visit needs them.
+pub(crate) trait Residence {
+    /// Before the visit reads or writes the tensor.
+    fn arrive(&self, tensor: &Tensor) -> Result<()>;
+
+    /// After it.
+    fn leave(&self, tensor: &Tensor) -> Result<()>;
+}
+
 /// Passes over an object's state, to read it or to write it.
 ///
 /// An object names each part of its state once, in one method, whatever the visit is for.
@@ -122,11 +132,18 @@ pub struct StateVisitor<'a> {
     prefix: String,
     seen: BTreeSet<String>,
     problems: Vec<String>,
+    residences: Vec<Arc<dyn Residence>>,
 }
 
 impl<'a> StateVisitor<'a> {
     fn new(purpose: Purpose<'a>) -> Self {
-        Self { purpose, prefix: String::new(), seen: BTreeSet::new(), problems: Vec::new() }
+        Self {
+            purpose,
+            prefix: String::new(),
+            seen: BTreeSet::new(),
+            problems: Vec::new(),
+            residences: Vec::new(),
+        }
     }
 
     /// Whether this visit reads the state out.
@@ -152,6 +169,18 @@ impl<'a> StateVisitor<'a> {
         visited
     }
 
+    /// Visits with `visit` what may be away; its bytes come one tensor at a time.
+    pub(crate) fn residing(
+        &mut self,
+        residence: Arc<dyn Residence>,
+        visit: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        self.residences.push(residence);
+        let visited = visit(self);
+        self.residences.pop();
+        visited
+    }
+
     /// A tensor, copied out or written in place (its version is bumped).
     ///
     /// # Errors
@@ -160,8 +189,7 @@ impl<'a> StateVisitor<'a> {
         let name = self.name(name);
         match &mut self.purpose {
             Purpose::Collect(state) => {
-                let mut copy = tensor.f_detach()?.f_empty_like()?;
-                copy.f_copy_(tensor)?;
+                let copy = with_bytes(&self.residences, tensor, || crate::ffi::tensor::copy_of(tensor))?;
                 state.insert(name, Value::Tensor(copy));
             }
             Purpose::Check(state) => {
@@ -178,7 +206,10 @@ impl<'a> StateVisitor<'a> {
             }
             Purpose::Load(state) => {
                 if let Some(Value::Tensor(saved)) = state.get(&name) {
-                    tch::no_grad(|| tensor.f_copy_(saved).map(drop))?;
+                    let whole = tensor.shallow_clone();
+                    with_bytes(&self.residences, &whole, || {
+                        Ok(tch::no_grad(|| tensor.f_copy_(saved).map(drop))?)
+                    })?;
                 }
             }
         }
@@ -277,6 +308,18 @@ impl<'a> StateVisitor<'a> {
     fn finish(self) -> Result<()> {
         if self.problems.is_empty() { Ok(()) } else { Err(Error::State { problems: self.problems }) }
     }
+}
+
+/// Runs `visit` with the bytes of a tensor that may be away.
+fn with_bytes<T>(
+    residences: &[Arc<dyn Residence>],
+    tensor: &Tensor,
+    visit: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    residences.iter().try_for_each(|residence| residence.arrive(tensor))?;
+    let visited = visit();
+    residences.iter().try_for_each(|residence| residence.leave(tensor))?;
+    visited
 }
 
 fn wrong(name: &str, found: Option<&Value>, wanted: &str) -> String {

@@ -60,7 +60,7 @@ impl Net {
         for _ in 0..steps {
             self.zero();
             self.backward(scale);
-            let update = Update { factor: 1.0 / scale, ..Update::plain() };
+            let update = Update { divisor: scale, ..Update::plain() };
             optimizer.step(&update).unwrap();
         }
     }
@@ -170,7 +170,7 @@ fn one_step_follows_the_formula() {
 
 /// Case 20's arithmetic, in the optimizer.
 #[test]
-fn a_factor_that_is_a_power_of_two_changes_no_bit() {
+fn a_divisor_that_is_a_power_of_two_changes_no_bit() {
     let _guard = support::serial();
     for make in every_optimizer() {
         let (plain, scaled) = (Net::new(), Net::new());
@@ -178,7 +178,28 @@ fn a_factor_that_is_a_power_of_two_changes_no_bit() {
         plain.run(5, a.as_mut(), 1.0);
         scaled.run(5, b.as_mut(), 65536.0);
         assert_eq!(plain.weights(), scaled.weights(), "{}", a.name());
-        assert!(a.folds_factor());
+        assert!(a.folds_divisor());
+    }
+}
+
+#[test]
+fn a_divisor_is_a_division_of_the_gradients_to_the_bit() {
+    let _guard = support::serial();
+    for make in every_optimizer() {
+        let (by_hand, folded) = (Net::new(), Net::new());
+        let (mut a, mut b) = (make(&by_hand.vs), make(&folded.vs));
+        for _ in 0..3 {
+            for net in [&by_hand, &folded] {
+                net.zero();
+                net.backward(1.0);
+            }
+            for w in by_hand.vs.trainable_variables() {
+                let _ = w.grad().g_div_scalar_(3.0);
+            }
+            a.step(&Update::plain()).unwrap();
+            b.step(&Update { divisor: 3.0, ..Update::plain() }).unwrap();
+        }
+        assert_eq!(by_hand.weights(), folded.weights(), "{}", a.name());
     }
 }
 
@@ -192,7 +213,7 @@ fn stepping_parameter_by_parameter_is_stepping() {
             whole.run(1, a.as_mut(), 4.0);
             single.zero();
             single.backward(4.0);
-            let update = Update { factor: 0.25, ..Update::plain() };
+            let update = Update { divisor: 4.0, ..Update::plain() };
             b.begin(&update).unwrap();
             for index in [2, 0, 1] {
                 b.step_parameter(0, index, &update).unwrap();
@@ -272,7 +293,7 @@ fn strides_of_gradient_and_parameter_do_not_matter() {
             let mut optimizer = make(&w);
             for _ in 0..3 {
                 set_grad(&w, &grad);
-                optimizer.step(&Update { factor: 0.5, ..Update::plain() }).unwrap();
+                optimizer.step(&Update { divisor: 2.0, ..Update::plain() }).unwrap();
                 let mut w = w.shallow_clone();
                 w.zero_grad();
             }
@@ -329,7 +350,7 @@ fn a_step_takes_no_temporary_and_leaves_frozen_and_idle_parameters_alone() {
         drop(net.vs.trainable_variables()[1].grad());
         let before = net.weights();
         let live = memory::stats(Device::Cpu).unwrap().current;
-        let update = Update { factor: 0.3, ..Update::plain() };
+        let update = Update { divisor: 3.0, ..Update::plain() };
         let (stepped, peak) = memory::peak_of(Device::Cpu, || optimizer.step(&update)).unwrap();
         stepped.unwrap();
         assert_eq!(peak, live, "{}", optimizer.name());
@@ -495,7 +516,7 @@ fn tchs_own_optimizer_joins_and_spares_frozen_weights() {
     left.run(3, &mut adapter, 8.0);
     right.run_tch(3, nn::Adam::default().build(&right.vs, 0.01).unwrap());
     assert!(largest_difference(&left.weights(), &right.weights()) < 1e-6);
-    assert!(!adapter.has_state() && !adapter.folds_factor());
+    assert!(!adapter.has_state() && !adapter.folds_divisor());
 
     left.backward(1.0);
     let before = left.weights();

@@ -117,6 +117,8 @@ pub(crate) struct Stream(*mut RawStream);
 
 // SAFETY: a stream handle is a device and an id, plain data; any thread may queue on it.
 unsafe impl Send for Stream {}
+// SAFETY: as above; libtorch locks what the id leads to.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     /// The one that this thread queues on now.

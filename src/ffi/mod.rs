@@ -7,11 +7,14 @@ pub(crate) mod autocast;
 mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
+pub(crate) mod hooks;
 pub(crate) mod memory;
 pub(crate) mod multi;
 pub(crate) mod optim;
 pub(crate) mod rng;
+pub(crate) mod saved;
 mod status;
+pub(crate) mod storage;
 pub(crate) mod tensor;
 
 pub(crate) use callback::{Arguments, Closure};

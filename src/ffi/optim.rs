@@ -25,7 +25,7 @@ struct RawAdam {
     beta1: f64,
     beta2: f64,
     epsilon: f64,
-    factor: f64,
+    divisor: f64,
     decoupled: c_int,
 }
 
@@ -35,7 +35,7 @@ struct RawAdam {
 struct RawSgd {
     momentum: f64,
     dampening: f64,
-    factor: f64,
+    divisor: f64,
     nesterov: c_int,
 }
 
@@ -80,11 +80,11 @@ impl Rule {
     }
 }
 
-/// Moves parameters by their gradients × factor.
+/// Moves parameters by their gradients ÷ divisor.
 ///
 /// # Errors
 /// Before the first parameter moved: the error itself. After: [`Error::Poisoned`].
-pub(crate) fn step(rule: Rule, moving: &mut [Moving<'_>], factor: f64) -> Result<()> {
+pub(crate) fn step(rule: Rule, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
     let mut raw: Vec<RawMoving> =
         moving.iter().filter(|one| moves(one.parameter)).map(|one| raw_of(one)).collect();
     let needed = |one: &RawMoving| one.state.iter().filter(|state| !state.is_null()).count() == rule.needs();
@@ -98,13 +98,13 @@ pub(crate) fn step(rule: Rule, moving: &mut [Moving<'_>], factor: f64) -> Result
     let mut moved = 0;
     let status = match rule {
         Rule::Adam { betas: (beta1, beta2), epsilon, decoupled } => {
-            let options = RawAdam { beta1, beta2, epsilon, factor, decoupled: decoupled.into() };
+            let options = RawAdam { beta1, beta2, epsilon, divisor, decoupled: decoupled.into() };
             // SAFETY: all handles are borrowed for the call and the list is writable; each
             // entry has the two states that the rule reads.
             unsafe { mf_adam_step(raw.as_mut_ptr(), raw.len(), &options, &mut moved) }
         }
         Rule::Sgd { momentum, dampening, nesterov } => {
-            let options = RawSgd { momentum, dampening, factor, nesterov: nesterov.into() };
+            let options = RawSgd { momentum, dampening, divisor, nesterov: nesterov.into() };
             // SAFETY: as above, with the state that the rule reads.
             unsafe { mf_sgd_step(raw.as_mut_ptr(), raw.len(), &options, &mut moved) }
         }

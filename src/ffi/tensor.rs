@@ -13,6 +13,7 @@ unsafe extern "C" {
     fn mf_storage_identity(tensor: *const C_tensor) -> usize;
     fn mf_tensor_version(tensor: *const C_tensor) -> u64;
     fn mf_tensor_bump_version(tensor: *const C_tensor) -> c_int;
+    fn mf_tensor_put_back(tensor: *const C_tensor, bytes: *const C_tensor) -> c_int;
 }
 
 /// Equal for all handles of one tensor, while one of them is alive.
@@ -37,4 +38,17 @@ pub(crate) fn version(tensor: &Tensor) -> u64 {
 pub(crate) fn bump_version(tensor: &Tensor) -> Result<()> {
     // SAFETY: the handle is borrowed for the call.
     check(unsafe { mf_tensor_bump_version(tensor.as_ptr()) })
+}
+
+/// Puts a value back that the tensor held before, without counting a change.
+pub(crate) fn put_back(tensor: &Tensor, value: &Tensor) -> Result<()> {
+    // SAFETY: both handles are borrowed for the call.
+    check(unsafe { mf_tensor_put_back(tensor.as_ptr(), value.as_ptr()) })
+}
+
+/// A detached copy with the same strides.
+pub(crate) fn copy_of(tensor: &Tensor) -> Result<Tensor> {
+    let copy = tensor.f_detach()?.f_empty_like()?;
+    put_back(&copy, tensor)?;
+    Ok(copy)
 }

@@ -11,7 +11,7 @@
 //! but up to 4 MiB where a gradient lies in memory in another order than its parameter.
 //!
 //! *Limits*: moments have the parameter's dtype; pure bf16 models train better under
-//! `MasterWeights`. An [`Update::factor`] other than 1 may leave the gradients multiplied.
+//! `MasterWeights`. An [`Update::divisor`] other than 1 may leave the gradients divided.
 //!
 //! ```
 //! use memfit::optim::{AdamW, AdamWConfig, Optimizer};
@@ -170,7 +170,7 @@ impl Optimizer for AdamW {
 
     fn step(&mut self, update: &Update) -> Result<()> {
         self.slots.begin()?;
-        self.slots.step(self.rule(), update.factor)
+        self.slots.step(self.rule(), update.divisor)
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
@@ -186,14 +186,14 @@ impl Optimizer for AdamW {
     }
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        self.slots.step_one(self.rule(), group, index, update.factor)
+        self.slots.step_one(self.rule(), group, index, update.divisor)
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
         self.slots.state_of(group, index)
     }
 
-    fn folds_factor(&self) -> bool {
+    fn folds_divisor(&self) -> bool {
         true
     }
 

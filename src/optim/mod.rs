@@ -80,9 +80,9 @@ pub trait Optimizer: Debug + Send {
         Vec::new()
     }
 
-    /// Whether `step` multiplies gradients by [`Update::factor`] itself; otherwise the
+    /// Whether `step` divides gradients by [`Update::divisor`] itself; otherwise the
     /// driver does it in one pass before.
-    fn folds_factor(&self) -> bool {
+    fn folds_divisor(&self) -> bool {
         false
     }
 
@@ -134,6 +134,13 @@ pub trait Optimizer: Debug + Send {
         self.allocate()?;
         state.load(|visitor| self.visit_state(visitor))
     }
+}
+
+/// The gradients that an update will use: not those of frozen parameters.
+pub(crate) fn gradients(optimizer: &dyn Optimizer) -> Vec<tch::Tensor> {
+    let parameters = optimizer.groups().iter().flat_map(|group| group.parameters());
+    let trained = parameters.filter(|parameter| parameter.tensor.requires_grad());
+    trained.filter_map(|parameter| crate::ffi::grad::get(&parameter.tensor)).collect()
 }
 
 /// Bytes of a tensor's elements.

@@ -8,7 +8,7 @@
 //! parameter), made before the first update; without, none. One pass, no temporary, but up
 //! to 4 MiB where a gradient lies in memory in another order than its parameter.
 //!
-//! *Limits*: an [`Update::factor`] other than 1 may leave the gradients multiplied.
+//! *Limits*: an [`Update::divisor`] other than 1 may leave the gradients divided.
 //!
 //! ```
 //! use memfit::optim::{Optimizer, Sgd, SgdConfig};
@@ -161,7 +161,7 @@ impl Optimizer for Sgd {
 
     fn step(&mut self, update: &Update) -> Result<()> {
         self.slots.begin()?;
-        self.slots.step(self.rule(), update.factor)
+        self.slots.step(self.rule(), update.divisor)
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
@@ -177,14 +177,14 @@ impl Optimizer for Sgd {
     }
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        self.slots.step_one(self.rule(), group, index, update.factor)
+        self.slots.step_one(self.rule(), group, index, update.divisor)
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
         self.slots.state_of(group, index)
     }
 
-    fn folds_factor(&self) -> bool {
+    fn folds_divisor(&self) -> bool {
         true
     }
 

@@ -116,25 +116,25 @@ impl Slots {
     }
 
     /// Moves all parameters.
-    pub(super) fn step(&mut self, rule: Rule, factor: f64) -> Result<()> {
+    pub(super) fn step(&mut self, rule: Rule, divisor: f64) -> Result<()> {
         let groups = self.groups.iter().zip(&mut self.slots);
         let mut moving: Vec<_> = groups
             .flat_map(|(group, slots)| {
                 group.parameters().iter().zip(slots).map(|(parameter, slot)| moving(group, parameter, slot))
             })
             .collect();
-        ffi::optim::step(rule, &mut moving, factor)
+        ffi::optim::step(rule, &mut moving, divisor)
     }
 
     /// Moves one parameter.
-    pub(super) fn step_one(&mut self, rule: Rule, group: usize, index: usize, factor: f64) -> Result<()> {
+    pub(super) fn step_one(&mut self, rule: Rule, group: usize, index: usize, divisor: f64) -> Result<()> {
         let found = self.groups.get(group).and_then(|group| Some((group, group.parameters().get(index)?)));
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
         let (Some((group, parameter)), Some(slot)) = (found, slot) else {
             let problem = format!("no parameter {index} in group {group}");
             return Err(Error::config("step_parameter", problem));
         };
-        ffi::optim::step(rule, &mut [moving(group, parameter, slot)], factor)
+        ffi::optim::step(rule, &mut [moving(group, parameter, slot)], divisor)
     }
 
     pub(super) fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {

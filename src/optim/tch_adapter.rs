@@ -109,9 +109,10 @@ impl Optimizer for TchOptimizer {
     fn step(&mut self, update: &Update) -> Result<()> {
         self.tell()?;
         let parameters = self.groups.iter().flat_map(ParamGroup::parameters).map(|named| &named.tensor);
-        if update.factor != 1.0 {
-            let grads: Vec<Tensor> = parameters.clone().filter_map(ffi::grad::get).collect();
-            ffi::multi::scale_(&grads, update.factor)?;
+        if update.divisor != 1.0 {
+            for mut grad in parameters.clone().filter_map(ffi::grad::get) {
+                let _ = grad.f_div_scalar_(update.divisor)?;
+            }
         }
         // tch also moves a frozen parameter by the gradient that it still holds.
         let frozen: Vec<(&Tensor, Tensor)> = parameters

@@ -1,4 +1,4 @@
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -51,11 +51,21 @@ impl Loss {
         }
     }
 
-    /// What the tensor is multiplied by to be the mean.
-    pub(crate) fn to_mean(&self) -> f64 {
+    /// What backward starts with, where the window's first weight is `first`.
+    pub(crate) fn seed(&self, first: f64) -> f64 {
         match self.weight {
-            Weight::Sum(n) => 1.0 / n,
-            Weight::Mean(_) | Weight::Whole => 1.0,
+            Weight::Mean(n) => n / first,
+            Weight::Sum(_) => 1.0 / first,
+            Weight::Whole => 1.0,
+        }
+    }
+
+    /// The sum over the micro-batch's rows or tokens: detached, 0-d, no synchronisation.
+    pub(crate) fn total(&self) -> Result<Tensor> {
+        let total = self.tensor.f_detach()?.f_view([0i64; 0])?;
+        match self.weight {
+            Weight::Mean(n) if n != 1.0 => Ok(total.f_to_kind(wide(&total))?.f_mul_scalar(n)?),
+            _ => Ok(total),
         }
     }
 
@@ -72,4 +82,8 @@ impl Loss {
             _ => Ok(()),
         }
     }
+}
+
+fn wide(tensor: &Tensor) -> Kind {
+    if tensor.kind() == Kind::Double { Kind::Double } else { Kind::Float }
 }

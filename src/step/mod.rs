@@ -3,6 +3,7 @@
 
 mod batch;
 mod exactness;
+mod inside;
 mod loss;
 mod outcome;
 mod phases;
@@ -12,10 +13,12 @@ mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
+pub(crate) use inside::{InsideStep, is_inside};
 pub use loss::Loss;
 pub use outcome::{SkipReason, StepOutcome};
 pub use phases::{
-    Backward, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase, Verdict,
+    Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase,
+    Verdict,
 };
 pub use place::{Place, Relation};
 pub use strategy::{Conflict, Cost, Failure, ModelSize, Preparation, Recovery, Strategy};

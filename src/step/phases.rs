@@ -31,10 +31,18 @@ pub struct Backward<'a> {
     pub loss: &'a Tensor,
     /// What backward starts with: n/n₀, times whatever strategies multiply in. The product
     /// of their factors is one number per window, divided out of the gradients in
-    /// [`Update::factor`].
+    /// [`Update::divisor`].
     pub seed: f64,
     /// The micro-batch.
     pub micro: MicroBatch,
+    /// The model's parameters, by name.
+    pub parameters: &'a [Named],
+}
+
+/// A window whose backward passes are all done.
+pub struct Closing<'a> {
+    /// The optimizer, whose groups hold the tensors that will move.
+    pub optimizer: &'a mut dyn Optimizer,
     /// The model's parameters, by name.
     pub parameters: &'a [Named],
 }
@@ -69,8 +77,9 @@ pub enum Measure {
 /// What an optimizer needs to know of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// Multiplies each gradient: 1 ÷ (Σn/n₀ × loss scale), times the clip coefficient.
-    pub factor: f64,
+    /// Divides each gradient: Σn/n₀ × loss scale ÷ clip coefficient. A divisor, since a
+    /// division by Σn/n₀ alone is what the loop written by hand does, to the bit.
+    pub divisor: f64,
     /// Position before the update.
     pub position: Position,
 }
@@ -78,7 +87,7 @@ pub struct Update {
 impl Update {
     /// An update of gradients as they are.
     pub fn plain() -> Self {
-        Self { factor: 1.0, position: Position::default() }
+        Self { divisor: 1.0, position: Position::default() }
     }
 }
 

@@ -1,10 +1,11 @@
+use std::any::Any;
 use std::fmt::Debug;
 
 use tch::Device;
 
 use super::exactness::Exactness;
 use super::phases::{
-    Backward, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, UpdatePhase, Verdict,
+    Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, UpdatePhase, Verdict,
 };
 use super::place::{Place, Relation};
 use super::window::WindowRule;
@@ -18,9 +19,12 @@ use crate::state::{Named, StateVisitor};
 /// backward and update. Each phase's default calls the next one; a strategy that does not
 /// call it keeps everything further in from happening. `docs/writing-a-strategy.md` builds
 /// one from nothing.
-pub trait Strategy: Debug {
-    /// What the user wrote, as in `GradAccumulator::every(4)`.
-    fn name(&self) -> String;
+pub trait Strategy: Debug + Any {
+    /// What the user wrote, as in `GradAccumulator::every(4)`; by default the type's name.
+    fn name(&self) -> String {
+        let path = std::any::type_name::<Self>();
+        path.rsplit("::").next().unwrap_or(path).to_owned()
+    }
 
     /// Where it acts.
     fn place(&self) -> Place;
@@ -48,7 +52,8 @@ pub trait Strategy: Debug {
         None
     }
 
-    /// Called once by `build()`: check the model, allocate what an update will need.
+    /// Called by `build()`, and again after a parameter group was added: check the model,
+    /// allocate what an update will need.
     ///
     /// # Errors
     /// Whatever makes the stack impossible; nothing has been trained yet.
@@ -83,6 +88,16 @@ pub trait Strategy: Debug {
     fn recover(&mut self, failure: &Failure<'_>) -> Recovery {
         let _ = failure;
         Recovery::Window
+    }
+
+    /// Called when all backward passes of a window are done, before the gradients are
+    /// measured: puts final gradients into the tensors of the optimizer's groups.
+    ///
+    /// # Errors
+    /// Any; the step is not taken.
+    fn close(&mut self, window: &mut Closing<'_>) -> Result<()> {
+        let _ = window;
+        Ok(())
     }
 
     /// Agrees with others on the window's numbers before its update.

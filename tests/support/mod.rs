@@ -1,14 +1,43 @@
-//! What tests share: one lock, since the allocator, the default generator and the engine's
-//! hooks are process-wide.
+//! What every test file needs.
 #![allow(dead_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-static LOCK: Mutex<()> = Mutex::new(());
+use memfit::tch::{Kind, Tensor};
 
-/// Keeps other tests out and seeds the generator.
+static PROCESS: Mutex<()> = Mutex::new(());
+
+/// The allocator, the default generator and the engine's hook belong to the whole process:
+/// one test at a time, each from the same seed.
 pub fn serial() -> MutexGuard<'static, ()> {
-    let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-    tch::manual_seed(0);
+    let guard = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    memfit::tch::manual_seed(0);
     guard
+}
+
+/// The largest absolute difference.
+pub fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size());
+    if a.numel() == 0 {
+        return 0.0;
+    }
+    (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max().double_value(&[])
+}
+
+/// Whether two lists of tensors hold the same bits.
+pub fn same(a: &[Tensor], b: &[Tensor]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.equal(b))
+}
+
+/// Copies of tensors, detached.
+pub fn copies(tensors: &[Tensor]) -> Vec<Tensor> {
+    tensors.iter().map(|tensor| tensor.detach().copy()).collect()
+}
+
+/// Sets a tensor's gradient by hand: a first backward makes room, then its bytes change.
+pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
+    if !tensor.grad().defined() {
+        (tensor * 0.0).sum(Kind::Float).backward();
+    }
+    memfit::tch::no_grad(|| tensor.grad().copy_(grad));
 }

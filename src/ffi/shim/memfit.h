@@ -82,6 +82,8 @@ size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
 int mf_tensor_bump_version(mf_tensor tensor) noexcept;
+// Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
 // ---- gradients (grad.cpp) ----------------------------------------------------------------
 // The gradient, owned, or null.
@@ -94,6 +96,83 @@ int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept;
 // Runs the graph of CPU nodes on this thread, of each accelerator on the engine's threads.
 int mf_backward(mf_tensor root, double seed, int keep_graph, int create_graph) noexcept;
 
+// ---- storages whose bytes leave and return (storage.cpp) -----------------------------------
+// A storage held weakly: its bytes may die, its address is not reused. Owned.
+struct mf_weak_storage;
+// A tensor's version counter, held without its bytes. Owned.
+struct mf_version;
+
+// A c10::ScalarType.
+int mf_tensor_dtype(mf_tensor tensor) noexcept;
+// Bytes of the whole storage, there or away; 0 without a storage.
+uint64_t mf_storage_nbytes(mf_tensor tensor) noexcept;
+// Owned, freed by mf_storage_unwatch; null without a storage. Any thread.
+mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept;
+int mf_storage_alive(const mf_weak_storage *watch) noexcept;
+void mf_storage_unwatch(mf_weak_storage *watch) noexcept;  // given
+// *base, owned: all bytes of the storage as 1-d uint8, with a version counter of its own.
+int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept;
+// *view, owned: a tensor over base's storage; offset, sizes and strides in elements, checked
+// against the storage. dtype is a c10::ScalarType.
+int mf_storage_view(
+    mf_tensor base, int dtype, int64_t offset, const int64_t *sizes, const int64_t *strides,
+    size_t dims, mf_tensor *view) noexcept;
+// The bytes leave: *bytes, owned, is a uint8 tensor that has them now; reading the storage
+// fails with `message` (copied) until mf_storage_give. Identity, device, size, views and
+// version stay. No other thread may use the storage meanwhile.
+int mf_storage_take(mf_tensor tensor, const char *message, mf_tensor *bytes) noexcept;
+// Bytes return: moved out of `bytes`, which must own them alone and is empty afterwards.
+int mf_storage_give(mf_tensor tensor, mf_tensor bytes) noexcept;
+int mf_storage_away(mf_tensor tensor) noexcept;
+// First byte of a CPU tensor's storage, borrowed from it; null on another device or while away.
+void *mf_storage_data(mf_tensor base) noexcept;
+
+// Owned, freed by mf_version_unwatch; null for inference tensors. Any thread.
+mf_version *mf_version_watch(mf_tensor tensor) noexcept;
+uint64_t mf_version_now(const mf_version *watch) noexcept;
+void mf_version_unwatch(mf_version *watch) noexcept;  // given
+// Changes with every autograd node made on this thread: tells one operator from the next.
+uint64_t mf_operator_number() noexcept;
+
+// ---- gradient hooks (hooks.cpp) ------------------------------------------------------------
+// Calls the closure, given, each time the gradient of a leaf is final in a backward; runs on
+// the thread that accumulates it (this one for CPU). *hook, owned, freed by mf_hook_drop.
+struct mf_hook;
+int mf_hook_on_gradient(mf_tensor leaf, mf_closure closure, mf_hook **hook) noexcept;
+// Calls the closure, given, before the node that made a tensor runs backward, when the
+// gradient of the tensor is complete. It lives as long as the graph.
+int mf_hook_before_backward(mf_tensor tensor, mf_closure closure) noexcept;
+// Within a backward: calls the closure, given, once when that backward ends, not where it fails.
+int mf_hook_after_backward(mf_closure closure) noexcept;
+void mf_hook_drop(mf_hook *hook) noexcept;  // given; never waits for a running closure
+// ---- saved tensors (saved.cpp, registry.cpp) -----------------------------------------------
+// Implemented in Rust (saved.rs). Parks an Error::Modified and returns its number; `what` is
+// borrowed. Runs on the thread that unpacks.
+uint64_t mf_park_modified(const char *what, uint64_t expected, uint64_t found) noexcept;
+
+// A link, owned (mf_link_drop), made of a closure that is given. The closure gets a detached
+// tensor in `in` and declines, or takes it by setting `closure` to one that sets `out` at
+// each call. It is called where a tensor is saved, on the thread that pushed the link; what
+// it sets is called in backward, on the thread of the node that asks, and freed with the
+// graph, on the thread that drops the graph. Both run with links, gradients and operator
+// records off, one call at a time.
+void *mf_link_new(mf_closure pack) noexcept;
+void mf_link_drop(void *link) noexcept;  // given
+// Makes the link this thread's innermost. The place, owned, ends it (mf_place_end) and keeps
+// the link alive. The first push installs the engine that asks the links.
+void *mf_link_push(void *link) noexcept;
+// A place that hides all links of this thread, owned.
+void *mf_links_pause() noexcept;
+// Given. On the thread that made it; in any order.
+void mf_place_end(void *place) noexcept;
+
+// Registers the storages of `count` tensors under names (copied), for all threads: they are
+// held weakly and never offered to a link. The registration is owned (mf_unregister).
+int mf_register(
+    const mf_tensor *tensors, const char *const *names, size_t count, void **registration) noexcept;
+void mf_unregister(void *registration) noexcept;  // given
+// 1 for a registered storage, a leaf that requires a gradient, or a view of such a leaf.
+int mf_is_parameter(mf_tensor tensor) noexcept;
 // ---- accelerators (device.cpp) -----------------------------------------------------------
 // `device` is an index; the accelerator is the one that libtorch finds. All fail where there
 // is none. Streams and events are owned, freed by their _free.
@@ -185,14 +264,14 @@ struct mf_moving {
   double weight_decay;
 };
 struct mf_adam {
-  double beta1, beta2, epsilon, factor;
+  double beta1, beta2, epsilon, divisor;
   int decoupled;  // weight decay: 1 AdamW's, 0 added to the gradient
 };
 struct mf_sgd {
-  double momentum, dampening, factor;
+  double momentum, dampening, divisor;
   int nesterov;
 };
-// Moves all; gradients are multiplied by `factor` first. `moved` tells how many parameters
+// Moves all; gradients are divided by `divisor` first. `moved` tells how many parameters
 // had moved when it returned. Everything it needs is allocated before the first one does.
 // Bumps versions and clears the autocast cache.
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;

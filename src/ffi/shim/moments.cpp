@@ -40,14 +40,30 @@ MEMFIT_INLINE void narrow(c10::BFloat16 *to, float value) {
 MEMFIT_INLINE double root_of(double value) { return __builtin_sqrt(value); }
 MEMFIT_INLINE float root_of(float value) { return __builtin_sqrtf(value); }
 
+// Divides gradients. A power of two is multiplied by its inverse instead, which gives the
+// same bits sooner.
+template <class Number>
+struct Divide {
+  Number divisor, inverse;
+  bool exact;
+
+  explicit Divide(double by) : divisor(static_cast<Number>(by)), inverse(1 / divisor) {
+    int exponent;
+    exact = std::frexp(by, &exponent) == 0.5 && std::isnormal(inverse);
+  }
+  MEMFIT_INLINE Number operator()(Number grad) const {
+    return exact ? grad * inverse : grad / divisor;
+  }
+};
+
 // Numbers of an update, in the precision it is computed in.
 template <class Number>
 struct Adam {
-  Number factor, shrink, decay, rise1, beta2, rise2, root, epsilon, step;
+  Divide<Number> divide;
+  Number shrink, decay, rise1, beta2, rise2, root, epsilon, step;
 
-  Adam(const memfit::Scalars &now, const mf_adam &options) {
+  Adam(const memfit::Scalars &now, const mf_adam &options) : divide(options.divisor) {
     double steps = static_cast<double>(now.count + 1);
-    factor = static_cast<Number>(options.factor);
     shrink = static_cast<Number>(1 - now.lr * now.weight_decay);
     decay = static_cast<Number>(now.weight_decay);
     rise1 = static_cast<Number>(1 - options.beta1);
@@ -65,7 +81,7 @@ MEMFIT_INLINE void adam(
     Element *__restrict second, int64_t length, const Adam<Number> &k) {
   for (int64_t i = 0; i < length; ++i) {
     Number w = widen(parameter[i]);
-    Number g = widen(grad[i]) * k.factor;
+    Number g = k.divide(widen(grad[i]));
     if (kDecoupled) {
       w *= k.shrink;
     } else {
@@ -82,16 +98,15 @@ MEMFIT_INLINE void adam(
 
 template <class Number>
 struct Sgd {
-  Number factor, decay, momentum, rise, lr;
-  bool nesterov, first;
+  Divide<Number> divide;
+  Number decay, momentum, rise, lr;
+  bool nesterov;
 
-  Sgd(const memfit::Scalars &now, const mf_sgd &options) {
-    first = now.count == 0;
-    factor = static_cast<Number>(options.factor);
+  Sgd(const memfit::Scalars &now, const mf_sgd &options) : divide(options.divisor) {
     decay = static_cast<Number>(now.weight_decay);
-    // A first step takes the gradient as momentum, undampened.
     momentum = static_cast<Number>(options.momentum);
-    rise = static_cast<Number>(first ? 1 : 1 - options.dampening);
+    // A first step takes the gradient as momentum, undampened.
+    rise = static_cast<Number>(now.count == 0 ? 1 : 1 - options.dampening);
     lr = static_cast<Number>(now.lr);
     nesterov = options.nesterov != 0;
   }
@@ -103,7 +118,7 @@ MEMFIT_INLINE void sgd(
     int64_t length, const Sgd<Number> &k) {
   for (int64_t i = 0; i < length; ++i) {
     Number w = widen(parameter[i]);
-    Number g = widen(grad[i]) * k.factor + w * k.decay;
+    Number g = k.divide(widen(grad[i])) + w * k.decay;
     Number v = k.momentum * widen(kept[i]) + k.rise * g;
     narrow(kept + i, v);
     narrow(parameter + i, w - k.lr * (k.nesterov ? g + k.momentum * v : v));
@@ -116,7 +131,7 @@ MEMFIT_INLINE void plain(
     const Sgd<Number> &k) {
   for (int64_t i = 0; i < length; ++i) {
     Number w = widen(parameter[i]);
-    narrow(parameter + i, w - k.lr * (widen(grad[i]) * k.factor + w * k.decay));
+    narrow(parameter + i, w - k.lr * (k.divide(widen(grad[i])) + w * k.decay));
   }
 }
 

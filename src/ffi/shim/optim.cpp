@@ -95,18 +95,17 @@ std::vector<Bucket> buckets_of(std::vector<Entry> &entries, Alike &&alike) {
   return buckets;
 }
 
-// The numbers that an accelerator's kernel takes as tensors: the step, and the factor's
-// inverse, by which it divides; that is exact for powers of two.
+// The numbers that an accelerator's kernel takes as tensors.
 struct Numbers {
   at::Tensor step;
   std::optional<at::Tensor> divisor;
 };
 
-Numbers numbers_of(const Bucket &bucket, double factor) {
+Numbers numbers_of(const Bucket &bucket, double divisor) {
   if (bucket.device.is_cpu()) return {};
   auto options = at::TensorOptions().dtype(at::kFloat).device(bucket.device);
   Numbers numbers{at::full({}, double(bucket.count + 1), options), std::nullopt};
-  if (factor != 1.0) numbers.divisor = at::full({}, 1.0 / factor, options);
+  if (divisor != 1.0) numbers.divisor = at::full({}, divisor, options);
   return numbers;
 }
 
@@ -234,7 +233,7 @@ void move_bucket(
 
 template <class Kernel, class Alike>
 void step(
-    mf_moving *moving, size_t count, double factor, size_t *moved, Alike &&alike,
+    mf_moving *moving, size_t count, double divisor, size_t *moved, Alike &&alike,
     const Kernel &kernel) {
   *moved = 0;
   at::AutoDispatchBelowADInplaceOrView below;
@@ -242,7 +241,7 @@ void step(
   std::vector<Bucket> buckets = buckets_of(entries, alike);
   Scratch scratch(buckets);
   std::vector<Numbers> numbers;
-  for (const Bucket &bucket : buckets) numbers.push_back(numbers_of(bucket, factor));
+  for (const Bucket &bucket : buckets) numbers.push_back(numbers_of(bucket, divisor));
   try {
     for (size_t i = 0; i < buckets.size(); ++i) {
       move_bucket(buckets[i], numbers[i], scratch, kernel, moved);
@@ -271,7 +270,7 @@ int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t
           numbers.divisor, std::nullopt);
     };
     auto alike = [](uint64_t a, uint64_t b) { return a == b; };
-    step(moving, count, options->factor, moved, alike, kernel);
+    step(moving, count, options->divisor, moved, alike, kernel);
   });
 }
 
@@ -286,6 +285,6 @@ int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *
     };
     // A first step takes the gradient as momentum, undampened.
     auto alike = [](uint64_t a, uint64_t b) { return (a == 0) == (b == 0); };
-    step(moving, count, options->factor, moved, alike, kernel);
+    step(moving, count, options->divisor, moved, alike, kernel);
   });
 }

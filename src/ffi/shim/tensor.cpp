@@ -1,3 +1,5 @@
+#include <ATen/core/grad_mode.h>
+
 #include "memfit.h"
 
 size_t mf_tensor_identity(mf_tensor tensor) noexcept {
@@ -16,4 +18,12 @@ uint64_t mf_tensor_version(mf_tensor tensor) noexcept {
 
 int mf_tensor_bump_version(mf_tensor tensor) noexcept {
   return memfit::guarded([&] { tensor->unsafeGetTensorImpl()->bump_version(); });
+}
+
+int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept {
+  return memfit::guarded([&] {
+    at::NoGradGuard no_grad;
+    // variable_data() shares the storage and has a version counter of its own.
+    tensor->variable_data().copy_(*bytes);
+  });
 }

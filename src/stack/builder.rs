@@ -1,0 +1,170 @@
+use tch::{Device, nn::VarStore};
+
+use super::start::Start;
+use super::windows::Clock;
+use super::{Health, Model, Stack};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::optim::{Optimizer, Parameters};
+use crate::state::Named;
+use crate::step::{Conflict, Position, Relation, Strategy, WindowRule};
+
+/// Collects strategies for a [`Stack`].
+#[must_use = "a stack is made by build()"]
+#[derive(Debug)]
+pub struct StackBuilder {
+    parameters: Vec<Named>,
+    buffers: Vec<Named>,
+    optimizer: Box<dyn Optimizer>,
+    strategies: Vec<Box<dyn Strategy>>,
+}
+
+impl Stack {
+    /// Starts a stack over the variables of a `VarStore`: its parameters and buffers, by name.
+    pub fn of(vs: &VarStore, optimizer: impl Optimizer + 'static) -> StackBuilder {
+        let parameters = vs.named();
+        let trained: Vec<usize> = parameters.iter().map(|one| ffi::tensor::identity(&one.tensor)).collect();
+        let mut buffers: Vec<Named> = vs
+            .variables()
+            .into_iter()
+            .filter(|(_, tensor)| !trained.contains(&ffi::tensor::identity(tensor)))
+            .map(|(name, tensor)| Named { name, tensor })
+            .collect();
+        buffers.sort_by(|a, b| a.name.cmp(&b.name));
+        Stack::tensors(parameters, buffers, optimizer)
+    }
+
+    /// Starts a stack over a model without a `VarStore`: parameters and buffers, each tensor
+    /// once.
+    pub fn tensors(
+        parameters: impl Into<Vec<Named>>,
+        buffers: impl Into<Vec<Named>>,
+        optimizer: impl Optimizer + 'static,
+    ) -> StackBuilder {
+        StackBuilder {
+            parameters: parameters.into().named(),
+            buffers: buffers.into().named(),
+            optimizer: Box::new(optimizer),
+            strategies: Vec::new(),
+        }
+    }
+}
+
+impl StackBuilder {
+    /// Adds a strategy. The order of these calls never matters.
+    pub fn with(mut self, strategy: impl Strategy) -> Self {
+        self.strategies.push(Box::new(strategy));
+        self
+    }
+
+    /// Puts the strategies in the order they act and allocates what an update will need.
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`] for parts that cannot work together, naming both and the
+    /// nearest stack that works; a model without trainable parameters or an optimizer over
+    /// parameters that the stack does not know; whatever a strategy finds in preparing.
+    pub fn build(self) -> Result<Stack> {
+        let Self { parameters, buffers, optimizer, mut strategies } = self;
+        let device = device_of(&parameters)?;
+        check_known(&parameters, optimizer.as_ref())?;
+        refuse_conflicts(&strategies, optimizer.as_ref())?;
+        order(&mut strategies)?;
+        let model = Model { parameters, buffers, device };
+        let registration = crate::saved::register(&model.all())?;
+        let mut stack = Stack {
+            position: Position::default(),
+            open: None,
+            window_start: Start::new(&model.buffers, device)?,
+            micro_start: Start::new(&model.buffers, device)?,
+            clock: Clock::new(WindowRule::Micros(1)),
+            health: Health::Sound,
+            state_bytes: 0,
+            warned_of_batch_norm: false,
+            registration,
+            model,
+            optimizer,
+            strategies,
+        };
+        stack.prepare()?;
+        stack.rule();
+        Ok(stack)
+    }
+}
+
+fn device_of(parameters: &[Named]) -> Result<Device> {
+    let Some(first) = parameters.iter().find(|parameter| parameter.tensor.requires_grad()) else {
+        let problem = "the model has no parameter that requires a gradient";
+        return Err(Error::config("Stack::of", problem));
+    };
+    let device = first.tensor.device();
+    match parameters.iter().find(|parameter| parameter.tensor.device() != device) {
+        None => Ok(device),
+        Some(other) => Err(Error::config(
+            "Stack::of",
+            format!(
+                "`{}` is on {device:?} and `{}` on {:?}: a stack trains on one device",
+                first.name,
+                other.name,
+                other.tensor.device()
+            ),
+        )),
+    }
+}
+
+fn check_known(parameters: &[Named], optimizer: &dyn Optimizer) -> Result<()> {
+    let known: std::collections::HashSet<usize> =
+        parameters.iter().map(|parameter| ffi::tensor::identity(&parameter.tensor)).collect();
+    let mut held = optimizer.groups().iter().flat_map(|group| group.parameters());
+    match held.find(|parameter| !known.contains(&ffi::tensor::identity(&parameter.tensor))) {
+        None => Ok(()),
+        Some(unknown) => Err(Error::config(
+            "Stack::of",
+            format!("{} holds `{}`, which is no parameter of this model", optimizer.name(), unknown.name),
+        )),
+    }
+}
+
+fn refuse_conflicts(strategies: &[Box<dyn Strategy>], optimizer: &dyn Optimizer) -> Result<()> {
+    for (index, one) in strategies.iter().enumerate() {
+        if let Some(conflict) = optimizer.conflict(one.as_ref()) {
+            return Err(incompatible(optimizer.name(), one.name(), conflict));
+        }
+        for other in &strategies[index + 1..] {
+            let conflict = one.conflict(other.as_ref()).or_else(|| other.conflict(one.as_ref()));
+            if let Some(conflict) = conflict {
+                return Err(incompatible(one.name(), other.name(), conflict));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sorts by place and, at one place, by what the strategies say of each other.
+fn order(strategies: &mut [Box<dyn Strategy>]) -> Result<()> {
+    strategies.sort_by_key(|strategy| strategy.place());
+    for end in 1..strategies.len() {
+        // Insertion: each strategy goes outside those at its place that it is before.
+        let mut at = end;
+        for index in (0..end).rev() {
+            let (one, other) = (&strategies[end], &strategies[index]);
+            if one.place() != other.place() {
+                break;
+            }
+            match (one.relation(other.as_ref()), other.relation(one.as_ref())) {
+                (Relation::Commutes, Relation::Commutes) | (_, Relation::Before) => {}
+                (Relation::Before, _) => at = index,
+                _ => {
+                    let why = format!("both act at {:?} and neither says which comes first", one.place());
+                    let remedy = "keep one of them, or say their order in Strategy::relation";
+                    return Err(incompatible(other.name(), one.name(), Conflict::new(why, remedy)));
+                }
+            }
+        }
+        strategies[at..=end].rotate_right(1);
+    }
+    Ok(())
+}
+
+fn incompatible(left: String, right: String, conflict: Conflict) -> Error {
+    Error::Incompatible { left, right, why: conflict.why, remedy: conflict.remedy }
+}

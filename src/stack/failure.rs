@@ -1,0 +1,71 @@
+//! What a failure leaves: the way back to the micro-batch's or the window's start.
+
+use super::window::Failed;
+use super::{Health, Stack};
+use crate::error::{Error, Result};
+use crate::step::{Failure, Recovery};
+
+impl Stack {
+    /// Puts back what a failed micro-batch of `step` or `step_with` changed.
+    pub(super) fn settle(&mut self, failed: Failed) -> Error {
+        let Some(open) = &self.open else { return failed.error };
+        let micro = open.done();
+        let recovery = self.recover(&failed, micro, None);
+        let stays = !failed.in_backward || recovery == Recovery::MicroBatch;
+        let put_back = match (stays, micro) {
+            (_, 0) => self.back_to_window_start(),
+            (true, _) => {
+                self.clock.broke(micro);
+                self.micro_start.go_back(&self.model.buffers)
+            }
+            (false, _) => self.back_to_window_start(),
+        };
+        match put_back {
+            Err(error) => self.poison(error),
+            Ok(()) if stays || micro == 0 => failed.error,
+            Ok(()) => Error::WindowLost { micro, source: Box::new(failed.error) },
+        }
+    }
+
+    /// Goes back to the window's start after a failure in `step_batch`.
+    pub(super) fn settle_split(&mut self, failed: Failed, rows: Option<i64>) -> (Error, Recovery) {
+        let Some(open) = &self.open else { return (failed.error, Recovery::Window) };
+        let micro = open.done();
+        let recovery = self.recover(&failed, micro, rows);
+        match self.back_to_window_start() {
+            Ok(()) => (failed.error, recovery),
+            Err(error) => (self.poison(error), Recovery::Window),
+        }
+    }
+
+    fn recover(&mut self, failed: &Failed, micro: usize, rows: Option<i64>) -> Recovery {
+        let Failed { error, in_backward } = failed;
+        let parameters = &self.model.parameters;
+        let failure = Failure { error, micro, rows, in_backward: *in_backward, parameters };
+        let answers = self.strategies.iter_mut().map(|strategy| strategy.recover(&failure));
+        answers.fold(Recovery::Window, |kept, answer| if answer == Recovery::Window { kept } else { answer })
+    }
+
+    pub(super) fn back_to_window_start(&mut self) -> Result<()> {
+        self.open = None;
+        self.clock.broke(0);
+        self.zero_grad();
+        self.window_start.go_back(&self.model.buffers)
+    }
+
+    pub(super) fn poison(&mut self, error: Error) -> Error {
+        self.health = Health::Poisoned;
+        Error::Poisoned { source: Box::new(error) }
+    }
+
+    pub(super) fn check_health(&self) -> Result<()> {
+        match self.health {
+            Health::Sound => Ok(()),
+            Health::Poisoned => Err(Error::CallOrder {
+                call: "a training step",
+                state: "after an update failed half-way".to_owned(),
+                remedy: "load a snapshot into a new Stack",
+            }),
+        }
+    }
+}

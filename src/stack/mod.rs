@@ -1,0 +1,261 @@
+//! The driver: builds a stack of strategies over a model and an optimizer, and runs its
+//! training steps. It knows no built-in strategy by name.
+
+mod builder;
+mod failure;
+mod phases;
+mod report;
+mod start;
+mod step;
+mod update;
+mod window;
+mod windows;
+
+pub use builder::StackBuilder;
+pub use windows::{Micro, Windows};
+
+use std::any::Any;
+use std::sync::Arc;
+
+use tch::Device;
+
+use crate::error::{Error, Result};
+use crate::optim::{GroupOptions, Optimizer};
+use crate::saved::Registration;
+use crate::state::{Named, State, StateVisitor};
+use crate::step::{Position, Preparation, Strategy};
+
+use start::Start;
+use window::Open;
+use windows::Clock;
+
+/// A model, its optimizer and the strategies that train it within memory.
+///
+/// Built by [`Stack::of`]. Three ways in: [`Stack::windows`] with [`Stack::step`];
+/// [`Stack::step_with`] in a loop of your own, which then ends with [`Stack::flush`]; and
+/// [`Stack::step_batch`], which splits a whole batch itself.
+///
+/// *Cost*: at most 5 µs per step and, for going back after a failure, two copies of the
+/// buffers.
+///
+/// *Failure*: an error in forward puts buffers and generators back; the micro-batch is lost,
+/// the window stays. An error in backward of the first micro-batch leaves everything as
+/// before the window. In a later one, [`Stack::step`] returns
+/// [`Error::WindowLost`] with everything as at the window's start. After the first parameter
+/// moved it is [`Error::Poisoned`].
+///
+/// ```
+/// use memfit::{Loss, Stack, optim::{AdamW, AdamWConfig}, strategies::GradAccumulator};
+/// use memfit::tch::{nn, nn::Module, Device, Kind, Tensor};
+///
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 4, 1, Default::default());
+/// let mut training = Stack::of(&vs, AdamW::new(&vs, AdamWConfig::default())?)
+///     .with(GradAccumulator::every(2))
+///     .build()?;
+/// let batches = (0..4).map(|_| Tensor::randn([8, 4], (Kind::Float, Device::Cpu)));
+/// for micro in training.windows(batches) {
+///     let outcome = training.step(micro?, |x| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), 8)))?;
+///     println!("{outcome:?}");
+/// }
+/// # Ok::<(), memfit::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Stack {
+    model: Model,
+    optimizer: Box<dyn Optimizer>,
+    strategies: Vec<Box<dyn Strategy>>,
+    position: Position,
+    open: Option<Open>,
+    window_start: Start,
+    micro_start: Start,
+    clock: Arc<Clock>,
+    health: Health,
+    state_bytes: u64,
+    warned_of_batch_norm: bool,
+    registration: Registration,
+}
+
+/// What the driver knows of the model.
+#[derive(Debug)]
+struct Model {
+    parameters: Vec<Named>,
+    buffers: Vec<Named>,
+    device: Device,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Sound,
+    Poisoned,
+}
+
+impl Stack {
+    /// How far training has come.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &dyn Optimizer {
+        self.optimizer.as_ref()
+    }
+
+    /// The optimizer, to change learning rates between steps.
+    pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
+        self.optimizer.as_mut()
+    }
+
+    /// The strategies, in the order they act.
+    pub fn strategies(&self) -> impl Iterator<Item = &dyn Strategy> {
+        self.strategies.iter().map(AsRef::as_ref)
+    }
+
+    /// The first strategy of a type, if the stack has one.
+    pub fn strategy<S: Strategy>(&self) -> Option<&S> {
+        self.strategies().find_map(|strategy| (strategy as &dyn Any).downcast_ref())
+    }
+
+    /// The first strategy of a type, if the stack has one.
+    pub fn strategy_mut<S: Strategy>(&mut self) -> Option<&mut S> {
+        self.strategies.iter_mut().find_map(|strategy| (strategy.as_mut() as &mut dyn Any).downcast_mut())
+    }
+
+    /// The model's parameters, by name.
+    pub fn parameters(&self) -> &[Named] {
+        &self.model.parameters
+    }
+
+    /// The model's buffers, by name.
+    pub fn buffers(&self) -> &[Named] {
+        &self.model.buffers
+    }
+
+    /// Adds a parameter group to the optimizer in the middle of a run; its state is
+    /// allocated now. Parameters that the stack does not know yet become known.
+    ///
+    /// # Errors
+    /// An open window; a parameter that is in a group already; out of memory.
+    pub fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        self.refuse_open("Stack::add_group")?;
+        self.optimizer.add_group(parameters.clone(), options)?;
+        self.model.add(parameters);
+        self.prepare()
+    }
+
+    /// Registers the model's tensors and lets everyone allocate.
+    fn prepare(&mut self) -> Result<()> {
+        self.registration = crate::saved::register(&self.model.all())?;
+        for strategy in &mut self.strategies {
+            strategy.prepare(&mut Preparation {
+                parameters: &self.model.parameters,
+                buffers: &self.model.buffers,
+                device: self.model.device,
+                optimizer: self.optimizer.as_mut(),
+            })?;
+        }
+        self.optimizer.allocate()?;
+        self.state_bytes = self.optimizer.state_bytes();
+        Ok(())
+    }
+
+    /// The whole training state: parameters, buffers, optimizer, strategies, position.
+    ///
+    /// # Errors
+    /// An open window; an optimizer whose state is out of reach; out of memory.
+    pub fn state(&mut self) -> Result<State> {
+        self.refuse_open("Stack::state")?;
+        State::collect(|visitor| self.visit_state(visitor))
+    }
+
+    /// Loads a state collected from the same stack over the same names.
+    ///
+    /// # Errors
+    /// An open window; [`Error::State`] with every entry that does not fit, and nothing
+    /// changed.
+    pub fn load_state(&mut self, state: &State) -> Result<()> {
+        self.refuse_open("Stack::load_state")?;
+        self.optimizer.allocate()?;
+        state.load(|visitor| self.visit_state(visitor))
+    }
+
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        if !self.optimizer.has_state() {
+            return Err(Error::Unsupported {
+                what: "saving and loading".to_owned(),
+                place: format!("with {}", self.optimizer.name()),
+                remedy: "use one of memfit's own optimizers".to_owned(),
+            });
+        }
+        let model = &mut self.model;
+        for (list, named) in [("parameters", &mut model.parameters), ("buffers", &mut model.buffers)] {
+            visitor.nested(list, |visitor| {
+                named.iter_mut().try_for_each(|named| visitor.tensor(&named.name, &mut named.tensor))
+            })?;
+        }
+        visitor.nested("optimizer", |visitor| self.optimizer.visit_state(visitor))?;
+        for strategy in &mut self.strategies {
+            let place = format!("{:?}", strategy.place()).to_lowercase();
+            visitor.nested(&place, |visitor| strategy.visit_state(visitor))?;
+        }
+        visitor.nested("position", |visitor| {
+            visitor.count("steps", &mut self.position.steps)?;
+            visitor.count("windows", &mut self.position.windows)?;
+            visitor.count("micro_batches", &mut self.position.micro_batches)
+        })
+    }
+
+    fn refuse_open(&self, call: &'static str) -> Result<()> {
+        if let Some(open) = &self.open {
+            return Err(Error::CallOrder {
+                call,
+                state: format!("while a window is open ({} micro-batches done)", open.done()),
+                remedy: "end it with flush() or drop it with discard() first",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Model {
+    fn add(&mut self, parameters: Vec<Named>) {
+        for parameter in parameters {
+            let identity = crate::ffi::tensor::identity(&parameter.tensor);
+            if !self.parameters.iter().any(|known| crate::ffi::tensor::identity(&known.tensor) == identity) {
+                self.parameters.push(parameter);
+            }
+        }
+    }
+
+    fn all(&self) -> Vec<Named> {
+        self.parameters.iter().chain(&self.buffers).cloned().collect()
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        if let Some(open) = &self.open {
+            tracing::warn!(
+                "a Stack was dropped with an open window of {} micro-batches: their gradients were never applied, call flush() after the loop",
+                open.done()
+            );
+        }
+    }
+}
+
+fn twice() -> Error {
+    Error::CallOrder {
+        call: "next",
+        state: "twice in one phase of a strategy".to_owned(),
+        remedy: "call it at most once",
+    }
+}
+
+/// A strategy kept the phase from happening.
+fn never() -> Error {
+    Error::CallOrder {
+        call: "Strategy::forward",
+        state: "and did not call next".to_owned(),
+        remedy: "call next, or return an error",
+    }
+}

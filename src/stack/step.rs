@@ -1,0 +1,169 @@
+//! The ways in: a micro-batch from `windows`, one of the caller's own loop, a whole batch;
+//! and evaluation.
+
+use std::borrow::Borrow;
+
+use super::window::{Open, Place};
+use super::windows::Micro;
+use super::{Stack, never, phases, twice};
+use crate::error::{Error, Result};
+use crate::step::{Batch, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
+
+impl Stack {
+    /// Runs one micro-batch from [`Stack::windows`]: forward by `loss_of`, backward and, where
+    /// the window ends, the update.
+    ///
+    /// # Errors
+    /// A micro-batch out of its order; those of `loss_of`, of libtorch and of the strategies.
+    /// The type's documentation tells what each failure leaves.
+    pub fn step<B>(
+        &mut self,
+        micro: impl Borrow<Micro<B>>,
+        loss_of: impl FnOnce(&B) -> Result<Loss>,
+    ) -> Result<StepOutcome> {
+        let micro = micro.borrow();
+        let done = self.open.as_ref().map_or(0, Open::done);
+        if micro.index != done {
+            return Err(Error::CallOrder {
+                call: "Stack::step",
+                state: format!("with micro-batch {} of a window where {done} are done", micro.index),
+                remedy: "step each item of windows() once, in order, or end the window with flush() or discard()",
+            });
+        }
+        let place = Place { last: Some(micro.last), short: micro.short, of: micro.of, rows: None };
+        self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))
+    }
+
+    /// Runs one micro-batch of a loop of your own. Where windows have more than one, end the
+    /// loop with [`Stack::flush`].
+    ///
+    /// # Errors
+    /// As [`Stack::step`].
+    pub fn step_with(&mut self, loss_of: impl FnOnce() -> Result<Loss>) -> Result<StepOutcome> {
+        let done = self.open.as_ref().map_or(0, Open::done);
+        let place = match self.open.as_ref().map_or_else(|| self.rule(), |open| open.rule) {
+            WindowRule::Micros(of) => {
+                Place { last: (done + 1 >= of).then_some(true), short: false, of: Some(of), rows: None }
+            }
+            WindowRule::Tokens(_) => Place { last: None, short: false, of: None, rows: None },
+        };
+        self.run(place, loss_of).map_err(|failed| self.settle(failed))
+    }
+
+    /// Trains on a whole batch as one window, split into micro-batches as the strategies say.
+    ///
+    /// The result equals the whole batch's only where no operator mixes rows or draws random
+    /// numbers; a BatchNorm that moves is warned of once.
+    ///
+    /// # Errors
+    /// An open window; an empty batch; those of [`Stack::step`], with everything as before
+    /// the call.
+    pub fn step_batch<B: Batch>(
+        &mut self,
+        batch: &B,
+        mut loss_of: impl FnMut(&B) -> Result<Loss>,
+    ) -> Result<StepOutcome> {
+        self.refuse_open("Stack::step_batch")?;
+        let rows = batch.rows();
+        if rows < 1 {
+            return Err(Error::config("Stack::step_batch", "the batch has no rows"));
+        }
+        loop {
+            match self.run_split(batch, rows, &mut loss_of) {
+                Ok(outcome) => return Ok(outcome),
+                Err((error, Recovery::Retry)) => tracing::debug!(%error, "running the window again"),
+                Err((error, _)) => return Err(error),
+            }
+        }
+    }
+
+    /// Ends the open window, with the weight it has; nothing where none is open.
+    ///
+    /// # Errors
+    /// As the update of [`Stack::step`].
+    pub fn flush(&mut self) -> Result<Option<StepOutcome>> {
+        match self.open {
+            Some(_) => self.finish().map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Drops the open window: gradients go, buffers and generators are as at its start.
+    ///
+    /// # Errors
+    /// libtorch's, in putting buffers back.
+    pub fn discard(&mut self) -> Result<()> {
+        if self.open.is_some() { self.back_to_window_start() } else { Ok(()) }
+    }
+
+    /// Runs `body` as evaluation: no gradients, no window, autocast as in training. Grad mode
+    /// is restored; a failure puts buffers and generators back.
+    ///
+    /// # Errors
+    /// Those of `body`, its panics included.
+    pub fn evaluate<R>(&mut self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.micro_start.remember(&self.model.buffers)?;
+        let mut body = Some(body);
+        let mut value = None;
+        let ran = phases::caught("evaluation", || {
+            let _no_grad = tch::no_grad_guard();
+            let _inside = InsideStep::enter();
+            phases::forward(&mut self.strategies, &mut Mode::Evaluate, &mut || {
+                let body = body.take().ok_or_else(twice)?;
+                value = Some(phases::caught("evaluation", body)?);
+                Ok(())
+            })
+        });
+        match (ran, value) {
+            (Ok(()), Some(value)) => Ok(value),
+            (ran, _) => {
+                self.micro_start.go_back(&self.model.buffers)?;
+                Err(ran.err().unwrap_or_else(never))
+            }
+        }
+    }
+
+    fn run_split<B: Batch>(
+        &mut self,
+        batch: &B,
+        rows: i64,
+        loss_of: &mut impl FnMut(&B) -> Result<Loss>,
+    ) -> Result<StepOutcome, (Error, Recovery)> {
+        let stop = |error| (error, Recovery::Window);
+        let each =
+            self.strategies.iter().find_map(|strategy| strategy.split(rows)).unwrap_or(rows).clamp(1, rows);
+        let of = ((rows + each - 1) / each) as usize;
+        for index in 0..of {
+            let start = index as i64 * each;
+            let range = start..(start + each).min(rows);
+            let last = index + 1 == of;
+            let place =
+                Place { last: Some(last), short: false, of: Some(of), rows: Some(range.end - range.start) };
+            let micro = match batch.take_rows(range) {
+                Ok(micro) => micro,
+                Err(error) => {
+                    self.back_to_window_start().map_err(stop)?;
+                    return Err(stop(error));
+                }
+            };
+            match self.run(place, || loss_of(&micro)) {
+                Ok(outcome) if last => return Ok(outcome),
+                Ok(_) => self.warn_of_batch_norm(),
+                Err(failed) => return Err(self.settle_split(failed, place.rows)),
+            }
+        }
+        Err(stop(never()))
+    }
+
+    fn warn_of_batch_norm(&mut self) {
+        if self.warned_of_batch_norm || self.model.buffers.is_empty() {
+            return;
+        }
+        self.warned_of_batch_norm = true;
+        if let Some(buffer) = self.window_start.changed(&self.model.buffers) {
+            tracing::warn!(
+                "batch_norm moved buffer `{buffer}` in a micro-batch: its statistics are those of micro-batches, so the split window differs from the whole batch"
+            );
+        }
+    }
+}

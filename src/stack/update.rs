@@ -1,0 +1,124 @@
+//! The update that ends a window.
+
+use tch::Tensor;
+
+use super::window::Open;
+use super::{Stack, never, phases};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::optim::{Optimizer, gradients};
+use crate::step::{Closing, Measure, Numbers, StepOutcome, Update, UpdatePhase, Verdict};
+
+impl Stack {
+    /// The update. After an error the window is gone and, unless it is poisoned, nothing
+    /// moved and buffers and generators are as at the window's start.
+    pub(super) fn finish(&mut self) -> Result<StepOutcome> {
+        let open = self.open.take().ok_or_else(never)?;
+        self.clock.advance(0);
+        let mut moved = false;
+        match phases::caught("update", || self.update(&open, &mut moved)) {
+            Ok(ended) => Ok(self.count(&open, ended)),
+            Err(error) => {
+                self.clock.broke(0);
+                match error {
+                    Error::Poisoned { source } => Err(self.poison(*source)),
+                    error if moved => Err(self.poison(error)),
+                    error => {
+                        self.window_start.go_back(&self.model.buffers)?;
+                        Err(error)
+                    }
+                }
+            }
+        }
+    }
+
+    fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
+        // Allocated now: nothing may fail once a parameter has moved.
+        let loss = mean_loss(open)?;
+        let optimizer = self.optimizer.as_mut();
+        let strategies = &mut self.strategies;
+        let parameters = &self.model.parameters;
+        for strategy in strategies.iter_mut() {
+            strategy.close(&mut Closing { optimizer: &mut *optimizer, parameters })?;
+        }
+        let weight = open.tokens / open.first_weight;
+        let divisor = weight * open.scale;
+        let mut numbers =
+            Numbers { tokens: open.tokens, weight, scale: open.scale, squared_norm: None, non_finite: None };
+        let wanted = strategies.iter().map(|strategy| strategy.measures()).max().unwrap_or(Measure::Nothing);
+        measure(wanted, optimizer, divisor, &mut numbers)?;
+        for strategy in strategies.iter_mut() {
+            strategy.agree(&mut numbers)?;
+        }
+        let mut phase = UpdatePhase {
+            update: Update { divisor, position: self.position },
+            numbers,
+            optimizer,
+            parameters,
+            buffers: &self.model.buffers,
+        };
+        let mut lr = Vec::new();
+        let verdict = phases::update(strategies, &mut phase, &mut |phase| {
+            lr = phase.optimizer.groups().iter().map(|group| group.lr).collect();
+            let verdict = move_parameters(phase)?;
+            *moved = true;
+            Ok(verdict)
+        })?;
+        Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr })
+    }
+
+    fn count(&mut self, open: &Open, ended: Ended) -> StepOutcome {
+        self.position.windows += 1;
+        self.position.micro_batches += open.done as u64;
+        let Ended { verdict, loss, grad_norm, lr } = ended;
+        if let Verdict::Skipped(reason) = verdict {
+            return StepOutcome::Skipped { reason };
+        }
+        self.position.steps += 1;
+        self.zero_grad();
+        let scale = (open.scale != 1.0).then_some(open.scale);
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens: open.tokens, peak: open.peak.peak() }
+    }
+}
+
+/// What an update came to.
+struct Ended {
+    verdict: Verdict,
+    loss: Tensor,
+    grad_norm: Option<f64>,
+    lr: Vec<f64>,
+}
+
+/// The window's weighted mean loss, on the device.
+fn mean_loss(open: &Open) -> Result<Tensor> {
+    let total = open.total.as_ref().ok_or_else(never)?;
+    if open.tokens == 1.0 { Ok(total.shallow_clone()) } else { Ok(total.f_div_scalar(open.tokens)?) }
+}
+
+fn measure(
+    wanted: Measure,
+    optimizer: &mut dyn Optimizer,
+    divisor: f64,
+    numbers: &mut Numbers,
+) -> Result<()> {
+    if wanted == Measure::Nothing {
+        return Ok(());
+    }
+    let measured = ffi::multi::measure(&gradients(optimizer), 1.0 / divisor)?;
+    numbers.non_finite = Some(measured.non_finite);
+    if wanted == Measure::Norm {
+        numbers.squared_norm = Some(measured.squared_norm);
+    }
+    Ok(())
+}
+
+fn move_parameters(phase: &mut UpdatePhase<'_>) -> Result<Verdict> {
+    if !phase.optimizer.folds_divisor() && phase.update.divisor != 1.0 {
+        for mut grad in gradients(phase.optimizer) {
+            let _ = grad.f_div_scalar_(phase.update.divisor)?;
+        }
+        phase.update.divisor = 1.0;
+    }
+    phase.optimizer.step(&phase.update)?;
+    Ok(Verdict::Stepped)
+}

@@ -1,0 +1,160 @@
+//! One micro-batch of a window: forward and backward.
+
+use tch::Tensor;
+
+use super::{Stack, never, phases, twice};
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::memory::PeakScope;
+use crate::step::{Backward, InsideStep, Loss, MicroBatch, Mode, StepOutcome, WindowRule};
+
+/// A window that has begun.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) rule: WindowRule,
+    pub(super) done: usize,
+    /// n₀, from the first micro-batch's loss.
+    pub(super) first_weight: f64,
+    /// Σn.
+    pub(super) tokens: f64,
+    /// What strategies multiply the loss by, all through the window.
+    pub(super) scale: f64,
+    /// Σ of the micro-batches' summed losses, on the device.
+    pub(super) total: Option<Tensor>,
+    pub(super) peak: PeakScope,
+}
+
+/// Where in its window a micro-batch is, as far as the caller knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) last: Option<bool>,
+    pub(super) short: bool,
+    pub(super) of: Option<usize>,
+    pub(super) rows: Option<i64>,
+}
+
+/// A failed micro-batch.
+pub(super) struct Failed {
+    pub(super) error: Error,
+    pub(super) in_backward: bool,
+}
+
+impl Open {
+    pub(super) fn done(&self) -> usize {
+        self.done
+    }
+}
+
+impl Stack {
+    /// One micro-batch. After an error the graph is gone and nothing else is put back yet,
+    /// unless it came from the update.
+    pub(super) fn run(
+        &mut self,
+        place: Place,
+        loss_of: impl FnOnce() -> Result<Loss>,
+    ) -> Result<StepOutcome, Failed> {
+        let before = |error| Failed { error, in_backward: false };
+        self.check_health().map_err(before)?;
+        if self.open.is_none() {
+            self.begin().map_err(before)?;
+        } else {
+            self.micro_start.remember(&self.model.buffers).map_err(before)?;
+        }
+        let index = self.open.as_ref().map_or(0, Open::done);
+        let micro =
+            MicroBatch { index, last: place.last, short: place.short, of: place.of, position: self.position };
+        let loss = self.forward(micro, loss_of).map_err(before)?;
+        let total = self.backward(micro, &loss).map_err(|error| Failed { error, in_backward: true })?;
+        drop(loss);
+        let Some(open) = &mut self.open else { return Err(before(never())) };
+        open.done += 1;
+        open.total = Some(total);
+        let full = matches!(open.rule, WindowRule::Tokens(tokens) if open.tokens >= tokens as f64);
+        self.clock.advance(open.done);
+        if place.last == Some(true) || (place.last.is_none() && full) {
+            return self.finish().map_err(before);
+        }
+        Ok(StepOutcome::Accumulating { done: open.done, of: place.of })
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.zero_grad();
+        self.window_start.remember(&self.model.buffers)?;
+        let peak = PeakScope::new(self.model.device)?;
+        let rule = self.rule();
+        self.open =
+            Some(Open { rule, done: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak });
+        Ok(())
+    }
+
+    fn forward(&mut self, micro: MicroBatch, loss_of: impl FnOnce() -> Result<Loss>) -> Result<Loss> {
+        let mut loss_of = Some(loss_of);
+        let mut loss = None;
+        phases::caught("forward", || {
+            let _inside = InsideStep::enter();
+            phases::forward(&mut self.strategies, &mut Mode::Train(micro), &mut || {
+                let loss_of = loss_of.take().ok_or_else(twice)?;
+                loss = Some(phases::caught("forward", loss_of)?);
+                Ok(())
+            })
+        })?;
+        let loss = loss.ok_or_else(never)?;
+        loss.check()?;
+        if !loss.tensor().requires_grad() {
+            let problem = "it has no graph: is every parameter frozen, or grad mode off?";
+            return Err(Error::config("Loss", problem));
+        }
+        let alone = micro.first() && (micro.last == Some(true));
+        if loss.weight().is_none() && !alone {
+            let problem = "Loss::of has no weight: in a window of several micro-batches use Loss::mean(t, n)";
+            return Err(Error::config("Loss", problem));
+        }
+        Ok(loss)
+    }
+
+    /// Backward of one micro-batch; returns the window's total of losses so far.
+    fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
+        let open = self.open.as_mut().ok_or_else(never)?;
+        let weight = loss.weight().unwrap_or(1.0);
+        if micro.first() {
+            open.first_weight = weight;
+        }
+        let seed = loss.seed(open.first_weight);
+        let parameters = &self.model.parameters;
+        let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
+        let mut scale = open.scale;
+        let total = phases::caught("backward", || {
+            let _inside = InsideStep::enter();
+            let total = match &open.total {
+                None => loss.total()?,
+                Some(total) => total.f_add(&loss.total()?)?,
+            };
+            phases::backward(&mut self.strategies, &mut pass, &mut |pass| {
+                scale = pass.seed / seed;
+                ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free)
+            })?;
+            Ok(total)
+        })?;
+        if !micro.first() && scale != open.scale {
+            let state = format!("with a loss scale of {scale} in a window begun with {}", open.scale);
+            let remedy = "change a loss scale between windows only";
+            return Err(Error::CallOrder { call: "Strategy::backward", state, remedy });
+        }
+        open.scale = scale;
+        open.tokens += weight;
+        Ok(total)
+    }
+
+    pub(super) fn rule(&self) -> WindowRule {
+        let rule = self.strategies.iter().find_map(|strategy| strategy.window());
+        let rule = rule.unwrap_or(WindowRule::Micros(1));
+        self.clock.set_rule(rule);
+        rule
+    }
+
+    pub(super) fn zero_grad(&mut self) {
+        for parameter in &self.model.parameters {
+            ffi::grad::take(&parameter.tensor);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+use std::iter::Peekable;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Stack;
+use crate::error::{Error, Result};
+use crate::step::{Batch, WindowRule};
+
+/// What a stack and its [`Windows`] agree on without borrowing each other.
+#[derive(Debug)]
+pub(super) struct Clock {
+    rule: Mutex<WindowRule>,
+    /// Bumped when the stack's window is no longer the one that `Windows` counts.
+    breaks: AtomicU64,
+    /// Micro-batches done in the open window.
+    done: AtomicU64,
+}
+
+impl Clock {
+    pub(super) fn new(rule: WindowRule) -> Arc<Self> {
+        Arc::new(Self { rule: Mutex::new(rule), breaks: AtomicU64::new(0), done: AtomicU64::new(0) })
+    }
+
+    pub(super) fn set_rule(&self, rule: WindowRule) {
+        *self.rule.lock().unwrap_or_else(PoisonError::into_inner) = rule;
+    }
+
+    pub(super) fn rule(&self) -> WindowRule {
+        *self.rule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn advance(&self, done: usize) {
+        self.done.store(done as u64, Ordering::Release);
+    }
+
+    /// A micro-batch failed: the window has `done` left.
+    pub(super) fn broke(&self, done: usize) {
+        self.advance(done);
+        self.breaks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Acquire)
+    }
+
+    fn done(&self) -> usize {
+        self.done.load(Ordering::Acquire) as usize
+    }
+}
+
+/// A batch with its place in its window.
+#[derive(Debug)]
+pub struct Micro<B> {
+    /// The batch.
+    pub batch: B,
+    /// From 0.
+    pub index: usize,
+    /// Whether the window ends with it.
+    pub last: bool,
+    /// Whether the data ends before the window is full.
+    pub short: bool,
+    pub(super) of: Option<usize>,
+}
+
+/// Batches with their places in their windows; looks one batch ahead. From
+/// [`Stack::windows`].
+pub struct Windows<I: Iterator> {
+    batches: Peekable<I>,
+    clock: Arc<Clock>,
+    /// A refusal, given once; nothing follows it.
+    refusal: Option<Option<Error>>,
+    breaks: u64,
+    index: usize,
+    tokens: u64,
+    rule: WindowRule,
+}
+
+impl<I, B> Iterator for Windows<I>
+where
+    I: Iterator<Item = Result<B>>,
+    B: Batch,
+{
+    type Item = Result<Micro<B>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(refusal) = &mut self.refusal {
+            return refusal.take().map(Err);
+        }
+        let batch = match self.batches.next()? {
+            Ok(batch) => batch,
+            Err(error) => return Some(Err(error)),
+        };
+        self.follow();
+        self.tokens += batch.tokens();
+        let full = match self.rule {
+            WindowRule::Micros(micros) => self.index + 1 >= micros,
+            WindowRule::Tokens(tokens) => self.tokens >= tokens,
+        };
+        let ends = self.batches.peek().is_none();
+        let of = match self.rule {
+            WindowRule::Micros(micros) => Some(micros),
+            WindowRule::Tokens(_) => None,
+        };
+        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of };
+        self.index = if micro.last { 0 } else { self.index + 1 };
+        if micro.last {
+            self.tokens = 0;
+        }
+        Some(Ok(micro))
+    }
+}
+
+impl<I: Iterator> Windows<I> {
+    /// Takes up what the stack did since: a failure changes how far its window is.
+    fn follow(&mut self) {
+        let breaks = self.clock.breaks();
+        if breaks != self.breaks {
+            self.breaks = breaks;
+            self.index = self.clock.done();
+            if self.index == 0 {
+                self.tokens = 0;
+            }
+        }
+        if self.index == 0 {
+            self.rule = self.clock.rule();
+        }
+    }
+}
+
+impl Stack {
+    /// Goes over batches, telling each its place in its window, for [`Stack::step`].
+    ///
+    /// The stack is not borrowed. With a window open, the first item is an error.
+    pub fn windows<B: Batch, I: IntoIterator<Item = B>>(
+        &self,
+        batches: I,
+    ) -> Windows<impl Iterator<Item = Result<B>> + use<B, I>> {
+        self.try_windows(batches.into_iter().map(Ok))
+    }
+
+    /// As [`Stack::windows`], over batches that can fail; an error is handed on in its place.
+    pub fn try_windows<B: Batch, I: IntoIterator<Item = Result<B>>>(
+        &self,
+        batches: I,
+    ) -> Windows<I::IntoIter> {
+        Windows {
+            batches: batches.into_iter().peekable(),
+            clock: self.clock.clone(),
+            refusal: self.refuse_open("Stack::windows").err().map(Some),
+            breaks: self.clock.breaks(),
+            index: 0,
+            tokens: 0,
+            rule: self.clock.rule(),
+        }
+    }
+}

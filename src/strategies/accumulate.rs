@@ -1,0 +1,184 @@
+//! Gradient accumulation: one update for several micro-batches.
+//!
+//! *Cost*: no bytes beyond the one gradient set that training has anyway; with
+//! [`GradAccumulator::fp32`], 4 bytes per half-precision parameter. Activations fall to those
+//! of one micro-batch. No synchronisation.
+//!
+//! *When it acts*: it says where a window ends, and how `step_batch` splits a batch.
+//!
+//! *Limits*: operators that mix rows (BatchNorm) or draw random numbers (dropout) see
+//! micro-batches, so there the split differs from the whole batch.
+//!
+//! ```
+//! use memfit::{Loss, Stack, optim::{Sgd, SgdConfig}, strategies::GradAccumulator};
+//! use memfit::tch::{nn, nn::Module, Device, Kind, Tensor};
+//!
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let model = nn::linear(vs.root(), 4, 1, Default::default());
+//! let mut training = Stack::of(&vs, Sgd::new(&vs, SgdConfig::default().lr(0.1))?)
+//!     .with(GradAccumulator::every(4))
+//!     .build()?;
+//! let batch = Tensor::randn([32, 4], (Kind::Float, Device::Cpu));
+//! let outcome = training.step_batch(&batch, |rows| {
+//!     Ok(Loss::mean(model.forward(rows).square().mean(Kind::Float), rows.size()[0]))
+//! })?;
+//! assert!(outcome.stepped());
+//! # Ok::<(), memfit::Error>(())
+//! ```
+
+use tch::{Kind, Tensor};
+
+use crate::error::{Error, Result};
+use crate::ffi;
+use crate::step::{
+    Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
+    WindowRule,
+};
+
+/// Accumulates gradients over a window of micro-batches. See the [module](self).
+#[derive(Debug)]
+pub struct GradAccumulator {
+    rule: WindowRule,
+    sum: Sum,
+}
+
+/// In which dtype gradients are added up.
+#[derive(Debug)]
+enum Sum {
+    /// In the parameter's own, by libtorch.
+    Own,
+    /// In fp32, for parameters of half precision, in the order of the model's parameters.
+    Single(Vec<Option<Accumulated>>),
+}
+
+/// The fp32 sum of one parameter's gradients.
+#[derive(Debug)]
+struct Accumulated {
+    sum: Tensor,
+    /// Whether a micro-batch of this window had a gradient for it.
+    touched: bool,
+}
+
+impl GradAccumulator {
+    /// A window of `micro_batches`; a whole batch is split into as many.
+    pub fn every(micro_batches: usize) -> Self {
+        Self { rule: WindowRule::Micros(micro_batches), sum: Sum::Own }
+    }
+
+    /// A window that ends with the micro-batch that brings it to `tokens` (counted by the
+    /// batch, or in `step_with` by the loss).
+    pub fn tokens(tokens: u64) -> Self {
+        Self { rule: WindowRule::Tokens(tokens), sum: Sum::Own }
+    }
+
+    /// Adds up in fp32 where parameters are bf16 or f16; the window's gradient is rounded
+    /// once. Costs 4 bytes per such parameter.
+    pub fn fp32(mut self) -> Self {
+        self.sum = Sum::Single(Vec::new());
+        self
+    }
+}
+
+impl Strategy for GradAccumulator {
+    fn name(&self) -> String {
+        let window = match self.rule {
+            WindowRule::Micros(micros) => format!("every({micros})"),
+            WindowRule::Tokens(tokens) => format!("tokens({tokens})"),
+        };
+        let sum = if matches!(self.sum, Sum::Own) { "" } else { ".fp32()" };
+        format!("GradAccumulator::{window}{sum}")
+    }
+
+    fn place(&self) -> Place {
+        Place::Window
+    }
+
+    fn exactness(&self) -> Exactness {
+        match self.sum {
+            Sum::Own => Exactness::Bitwise,
+            // The fused update divides in fp32 before it rounds.
+            Sum::Single(_) => Exactness::SummationOrder,
+        }
+    }
+
+    fn cost(&self, _model: &ModelSize) -> Cost {
+        let time = "one forward and backward per micro-batch, one update per window";
+        match &self.sum {
+            Sum::Own => Cost::new("0 B; activations of one micro-batch", Some(0), time),
+            Sum::Single(sums) => {
+                let elements: usize = sums.iter().flatten().map(|one| one.sum.numel()).sum();
+                Cost::new("4 B × half-precision parameters", Some(4 * elements as u64), time)
+            }
+        }
+    }
+
+    fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {
+        let master = other.place() == Place::Master;
+        (master && matches!(self.sum, Sum::Single(_))).then(|| {
+            Conflict::new(
+                "master weights already add gradients up in fp32",
+                "leave .fp32() out of the accumulator",
+            )
+        })
+    }
+
+    fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
+        if matches!(self.rule, WindowRule::Micros(0) | WindowRule::Tokens(0)) {
+            return Err(Error::config("GradAccumulator", "a window has at least one micro-batch or token"));
+        }
+        if let Sum::Single(sums) = &mut self.sum {
+            let sum = |tensor: &Tensor| -> Result<Option<Accumulated>> {
+                let half = matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) && tensor.requires_grad();
+                let zeros = || tensor.f_detach()?.f_to_kind(Kind::Float)?.f_zero_();
+                Ok(if half { Some(Accumulated { sum: zeros()?, touched: false }) } else { None })
+            };
+            *sums = preparation.parameters.iter().map(|one| sum(&one.tensor)).collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+
+    fn window(&self) -> Option<WindowRule> {
+        Some(self.rule)
+    }
+
+    fn split(&self, rows: i64) -> Option<i64> {
+        match self.rule {
+            WindowRule::Micros(micros) => {
+                let micros = i64::try_from(micros).unwrap_or(i64::MAX).max(1);
+                Some((rows / micros + i64::from(rows % micros != 0)).max(1))
+            }
+            WindowRule::Tokens(_) => None,
+        }
+    }
+
+    fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
+        let Sum::Single(sums) = &mut self.sum else { return next(pass) };
+        if pass.micro.first() {
+            for one in sums.iter_mut().flatten() {
+                let _ = one.sum.f_zero_()?;
+                one.touched = false;
+            }
+        }
+        next(pass)?;
+        let (mut into, mut grads) = (Vec::new(), Vec::new());
+        for (one, parameter) in sums.iter_mut().zip(pass.parameters) {
+            let Some(one) = one else { continue };
+            if let Some(grad) = ffi::grad::take(&parameter.tensor) {
+                one.touched = true;
+                into.push(one.sum.shallow_clone());
+                grads.push(grad);
+            }
+        }
+        ffi::multi::add_to(&into, &grads)
+    }
+
+    fn close(&mut self, window: &mut Closing<'_>) -> Result<()> {
+        let Sum::Single(sums) = &self.sum else { return Ok(()) };
+        for (one, parameter) in sums.iter().zip(window.parameters) {
+            if let Some(Accumulated { sum, touched: true }) = one {
+                ffi::grad::set(&parameter.tensor, &sum.f_to_kind(parameter.tensor.kind())?)?;
+            }
+        }
+        Ok(())
+    }
+}

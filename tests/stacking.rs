@@ -1,0 +1,394 @@
+//! Every legal pair and triple of strategies against the loop written by hand, and every
+//! refusal, from one table.
+
+mod support;
+
+use memfit::checkpoint::ActivationCheckpoint;
+use memfit::offload::CpuOffload;
+use memfit::optim::{AdamW, AdamWConfig, Optimizer, Parameters, Sgd, SgdConfig};
+use memfit::step::Update;
+use memfit::strategies::{
+    AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback, autocast,
+};
+use memfit::tch::{Device, Kind, Tensor, nn, nn::ModuleT};
+use memfit::{Error, Exactness, Loss, Named, Result, Stack};
+use support::{copies, difference, same, serial};
+
+/// What can be stacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Every,
+    Tokens,
+    Fp32Sum,
+    Bf16,
+    Fp16,
+    ClipNorm,
+    ClipValue,
+    Cosine,
+    Checkpoint,
+    OffloadActivations,
+    OffloadOptimizer,
+    Master,
+    Rollback,
+    Budget,
+}
+
+use Part::{
+    Bf16, Budget as Bound, Checkpoint, ClipNorm, ClipValue, Cosine as Schedule, Every, Fp16, Fp32Sum, Master,
+    OffloadActivations, OffloadOptimizer, Rollback as Undo, Tokens,
+};
+
+const PARTS: [Part; 14] = [
+    Every,
+    Tokens,
+    Fp32Sum,
+    Bf16,
+    Fp16,
+    ClipNorm,
+    ClipValue,
+    Schedule,
+    Checkpoint,
+    OffloadActivations,
+    OffloadOptimizer,
+    Master,
+    Undo,
+    Bound,
+];
+
+/// Pairs that `build()` refuses.
+const REFUSED: [(Part, Part); 8] = [
+    (Every, Tokens),
+    (Every, Fp32Sum),
+    (Tokens, Fp32Sum),
+    (Bf16, Fp16),
+    (ClipNorm, ClipValue),
+    (Fp32Sum, Master),
+    (Fp32Sum, Undo),
+    (Master, Undo),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Kinds {
+    Sgd,
+    AdamW,
+}
+
+/// A segment with BatchNorm and dropout.
+#[derive(Debug)]
+struct Noisy {
+    linear: nn::Linear,
+    norm: nn::BatchNorm,
+}
+
+impl ModuleT for Noisy {
+    fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
+        xs.apply(&self.linear).apply_t(&self.norm, train).relu().dropout(0.25, train)
+    }
+}
+
+/// A segment that uses one weight twice.
+#[derive(Debug)]
+struct Tied {
+    weight: Tensor,
+}
+
+impl ModuleT for Tied {
+    fn forward_t(&self, xs: &Tensor, _train: bool) -> Tensor {
+        xs.matmul(&self.weight).tanh().matmul(&self.weight.tr()).gelu("none")
+    }
+}
+
+struct Model {
+    vs: nn::VarStore,
+    noisy: Box<dyn ModuleT>,
+    tied: Box<dyn ModuleT>,
+    frozen: nn::Linear,
+    head: nn::Linear,
+}
+
+impl Model {
+    fn new(parts: &[Part]) -> Self {
+        memfit::tch::manual_seed(11);
+        let mut vs = nn::VarStore::new(Device::Cpu);
+        let root = vs.root();
+        let noisy = Noisy {
+            linear: nn::linear(&root / "in", 6, 16, Default::default()),
+            norm: nn::batch_norm1d(&root / "norm", 16, Default::default()),
+        };
+        let tied = Tied { weight: root.kaiming_uniform("tied", &[16, 16]) };
+        let frozen = nn::linear(&root / "frozen", 16, 16, Default::default());
+        let head = nn::linear(&root / "head", 16, 3, Default::default());
+        let _ = frozen.ws.set_requires_grad(false);
+        if parts.iter().any(|part| matches!(part, Master | Fp32Sum)) {
+            vs.bfloat16();
+        }
+        let segment = |checkpointed: bool| -> (Box<dyn ModuleT>, Box<dyn ModuleT>) {
+            if checkpointed {
+                (
+                    Box::new(ActivationCheckpoint::with_train(noisy).checked()),
+                    Box::new(ActivationCheckpoint::with_train(tied).checked()),
+                )
+            } else {
+                (Box::new(noisy), Box::new(tied))
+            }
+        };
+        let (noisy, tied) = segment(parts.contains(&Checkpoint));
+        Self { vs, noisy, tied, frozen, head }
+    }
+
+    fn loss(&self, x: &Tensor, y: &Tensor) -> Tensor {
+        let x = x.to_kind(self.head.ws.kind());
+        let hidden = self.tied.forward_t(&self.noisy.forward_t(&x, true), true);
+        let logits = hidden.apply(&self.frozen).apply(&self.head);
+        logits.to_kind(Kind::Float).cross_entropy_for_logits(y)
+    }
+}
+
+/// Unequal micro-batches; the last window is short.
+fn batches() -> Vec<(Tensor, Tensor)> {
+    memfit::tch::manual_seed(5);
+    [4, 4, 2, 3, 5, 4, 6]
+        .map(|rows| {
+            let x = Tensor::randn([rows, 6], (Kind::Float, Device::Cpu));
+            (x, Tensor::randint(3, [rows], (Kind::Int64, Device::Cpu)))
+        })
+        .into()
+}
+
+const LR: f64 = 0.05;
+const SCALE: f64 = 1024.0;
+const MAX_NORM: f64 = 0.4;
+const MAX_VALUE: f64 = 0.03;
+
+fn sgd(parameters: &(impl Parameters + ?Sized)) -> Sgd {
+    Sgd::new(parameters, SgdConfig::default().lr(LR).momentum(0.9).weight_decay(0.01)).unwrap()
+}
+
+fn adamw(parameters: &(impl Parameters + ?Sized)) -> AdamW {
+    AdamW::new(parameters, AdamWConfig::default().lr(LR)).unwrap()
+}
+
+/// How many micro-batches each window has.
+fn windows(parts: &[Part]) -> Vec<usize> {
+    if parts.contains(&Tokens) {
+        // 9 tokens: 4+4+2, 3+5+4, 6.
+        vec![3, 3, 1]
+    } else if parts.contains(&Every) || parts.contains(&Fp32Sum) {
+        vec![3, 3, 1]
+    } else {
+        vec![1; 7]
+    }
+}
+
+/// The loop written by hand.
+fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
+    let model = Model::new(parts);
+    let parameters = model.vs.trainable_variables();
+    let trained = |p: &Tensor| p.requires_grad();
+    let has = |part| parts.contains(&part);
+    let masters: Vec<Named> = model
+        .vs
+        .named()
+        .iter()
+        .map(|p| {
+            let copy = p.tensor.detach().to_kind(Kind::Float);
+            let master = if has(Master) {
+                copy.set_requires_grad(trained(&p.tensor))
+            } else {
+                p.tensor.shallow_clone()
+            };
+            Named::new(p.name.clone(), &master)
+        })
+        .collect();
+    let mut optimizer: Box<dyn Optimizer> = match kind {
+        Kinds::Sgd => Box::new(sgd(&masters)),
+        Kinds::AdamW => Box::new(adamw(&masters)),
+    };
+    let schedule = Cosine::new(8).warm_up(2);
+    let scale = if has(Fp16) { SCALE } else { 1.0 };
+    let data = batches();
+    let mut data = data.iter();
+    memfit::tch::manual_seed(3);
+    let mut losses = Vec::new();
+    for (step, micros) in windows(parts).into_iter().enumerate() {
+        let mut sums: Vec<Option<Tensor>> = parameters.iter().map(|_| None).collect();
+        let (mut first, mut total, mut summed) = (0.0, 0.0, None::<Tensor>);
+        for micro in data.by_ref().take(micros).enumerate() {
+            let (index, (x, y)) = micro;
+            let n = x.size()[0] as f64;
+            if index == 0 {
+                first = n;
+            }
+            total += n;
+            let forward = || Ok(model.loss(x, y));
+            let loss = match () {
+                () if has(Bf16) => autocast(Device::Cpu, Kind::BFloat16, forward),
+                () if has(Fp16) => autocast(Device::Cpu, Kind::Half, forward),
+                () => forward(),
+            }
+            .unwrap();
+            let part = loss.detach() * n;
+            summed = Some(summed.map_or(part.shallow_clone(), |sum| sum + part));
+            (loss * (n / first) * scale).backward();
+            if has(Fp32Sum) || has(Master) {
+                for (sum, p) in sums.iter_mut().zip(&parameters).filter(|(_, p)| p.grad().defined()) {
+                    let grad = p.grad().to_kind(Kind::Float);
+                    *sum = Some(sum.as_ref().map_or(grad.shallow_clone(), |sum| sum + grad));
+                    p.shallow_clone().zero_grad();
+                }
+            }
+        }
+        losses.push(summed.unwrap() / total);
+        let grads: Vec<Option<Tensor>> = masters
+            .iter()
+            .zip(parameters.iter().zip(sums))
+            .map(|(master, (p, sum))| {
+                let grad = sum.or_else(|| p.grad().defined().then(|| p.grad()))?;
+                Some(grad.to_kind(master.tensor.kind()) / (total / first * scale))
+            })
+            .collect();
+        let squares = grads
+            .iter()
+            .flatten()
+            .map(|g| g.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]));
+        let norm = squares.sum::<f64>().sqrt();
+        for (master, grad) in masters.iter().zip(grads) {
+            let Some(mut grad) = grad else { continue };
+            if has(ClipNorm) && norm > MAX_NORM {
+                grad = grad * (MAX_NORM / norm);
+            }
+            if has(ClipValue) {
+                grad = grad.clamp(-MAX_VALUE, MAX_VALUE);
+            }
+            support::set_grad(&master.tensor, &grad);
+        }
+        if has(Schedule) {
+            optimizer.groups_mut()[0].lr = LR * schedule.factor(step as u64);
+        }
+        optimizer.step(&Update::plain()).unwrap();
+        optimizer.zero_grad();
+        for (p, master) in parameters.iter().zip(&masters) {
+            p.shallow_clone().zero_grad();
+            if has(Master) {
+                memfit::tch::no_grad(|| p.shallow_clone().copy_(&master.tensor));
+            }
+        }
+    }
+    (results(&model), losses)
+}
+
+fn results(model: &Model) -> Vec<Tensor> {
+    let mut named: Vec<_> = model.vs.variables().into_iter().collect();
+    named.sort_by(|a, b| a.0.cmp(&b.0));
+    copies(&named.into_iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+}
+
+/// The same by a stack.
+fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exactness)> {
+    let model = Model::new(parts);
+    let folder = std::env::temp_dir();
+    let offload = parts.contains(&OffloadOptimizer);
+    let mut builder = match (kind, offload) {
+        (Kinds::Sgd, false) => Stack::of(&model.vs, sgd(&model.vs)),
+        (Kinds::AdamW, false) => Stack::of(&model.vs, adamw(&model.vs)),
+        (Kinds::Sgd, true) => Stack::of(&model.vs, CpuOffload::optimizer(sgd(&model.vs)).disk(&folder)),
+        (Kinds::AdamW, true) => Stack::of(&model.vs, CpuOffload::optimizer(adamw(&model.vs)).disk(&folder)),
+    };
+    // Backwards, to show that the order of `.with` never matters.
+    for part in parts.iter().rev() {
+        builder = match part {
+            Every => builder.with(GradAccumulator::every(3)),
+            Tokens => builder.with(GradAccumulator::tokens(9)),
+            Fp32Sum => builder.with(GradAccumulator::every(3).fp32()),
+            Bf16 => builder.with(AmpScaler::bf16()),
+            Fp16 => builder.with(AmpScaler::fp16_with(|config| config.init_scale = SCALE)?),
+            ClipNorm => builder.with(GradClip::norm(MAX_NORM)),
+            ClipValue => builder.with(GradClip::value(MAX_VALUE)),
+            Schedule => builder.with(Cosine::new(8).warm_up(2)),
+            OffloadActivations => builder.with(CpuOffload::activations().disk(&folder).min_bytes(0)),
+            Master => builder.with(MasterWeights::fp32()),
+            Undo => builder.with(Rollback::micro_batch()),
+            Bound => builder.with(Budget::parse("1GiB")?),
+            Checkpoint | OffloadOptimizer => builder,
+        };
+    }
+    let mut training = builder.build()?;
+    let data = batches();
+    memfit::tch::manual_seed(3);
+    let mut losses = Vec::new();
+    for micro in training.windows(data) {
+        let outcome = training.step(micro?, |(x, y)| Ok(Loss::mean(model.loss(x, y), x.size()[0])))?;
+        if let memfit::StepOutcome::Stepped { loss, .. } = outcome {
+            losses.push(loss);
+        }
+    }
+    let exactness = training.exactness();
+    drop(training);
+    Ok((results(&model), losses, exactness))
+}
+
+fn refused(parts: &[Part]) -> bool {
+    REFUSED.iter().any(|(a, b)| parts.contains(a) && parts.contains(b))
+}
+
+fn check(parts: &[Part]) {
+    for kind in [Kinds::Sgd, Kinds::AdamW] {
+        let got = stacked(parts, kind);
+        if refused(parts) {
+            let Err(Error::Incompatible { left, right, remedy, .. }) = got else {
+                panic!("{parts:?} was not refused");
+            };
+            assert!(!left.is_empty() && !right.is_empty() && !remedy.is_empty());
+            continue;
+        }
+        let (tensors, losses, exactness) = got.unwrap_or_else(|error| panic!("{parts:?} {kind:?}: {error}"));
+        let (wanted, wanted_losses) = oracle(parts, kind);
+        if exactness == Exactness::Bitwise {
+            assert!(same(&tensors, &wanted), "{parts:?} {kind:?} differs from the loop by hand");
+            assert!(same(&losses, &wanted_losses), "{parts:?} {kind:?}: losses differ");
+        } else {
+            // A bf16 weight may round the other way: half a unit of 2⁻⁸ relative.
+            let tolerance =
+                if parts.iter().any(|part| matches!(part, Fp32Sum | Master)) { 0.01 } else { 2e-4 };
+            for (a, b) in tensors.iter().zip(&wanted) {
+                let size = 1.0 + b.to_kind(Kind::Double).abs().max().double_value(&[]);
+                assert!(difference(a, b) <= tolerance * size, "{parts:?} {kind:?}: {}", difference(a, b));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_strategy_alone_is_the_loop_by_hand() {
+    let _guard = serial();
+    check(&[]);
+    PARTS.iter().for_each(|part| check(&[*part]));
+}
+
+#[test]
+fn every_pair_is_the_loop_by_hand_or_refused() {
+    let _guard = serial();
+    for (index, one) in PARTS.iter().enumerate() {
+        PARTS[index + 1..].iter().for_each(|other| check(&[*one, *other]));
+    }
+}
+
+#[test]
+fn every_triple_is_the_loop_by_hand_or_refused() {
+    let _guard = serial();
+    for (i, a) in PARTS.iter().enumerate() {
+        for (j, b) in PARTS.iter().enumerate().skip(i + 1) {
+            PARTS[j + 1..].iter().for_each(|c| check(&[*a, *b, *c]));
+        }
+    }
+}
+
+#[test]
+fn the_oracle_itself_trains() {
+    let _guard = serial();
+    let (before, (after, losses)) = (results(&Model::new(&[])), oracle(&[], Kinds::AdamW));
+    assert_eq!(losses.len(), 7);
+    let moved = before.iter().zip(&after).filter(|(a, b)| difference(a, b) > 0.0).count();
+    // All but the frozen weight: parameters, and BatchNorm's statistics.
+    assert_eq!(moved, before.len() - 1);
+}

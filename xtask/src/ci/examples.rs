@@ -1,0 +1,37 @@
+//! Runs every example, with arguments that keep it small.
+
+use super::Context;
+use crate::problem::Result;
+
+/// An example that is not here runs without arguments.
+const SMALL: &[(&str, &[&str])] = &[("char_gpt", &["--steps", "3", "--small"])];
+
+pub fn run(context: &Context) -> Result<()> {
+    let names = context.targets("examples");
+    if names.is_empty() {
+        println!("there are no examples");
+        return Ok(());
+    }
+    context.cargo_with_features(&["build", "--examples"]).run()?;
+    for name in &names {
+        println!("-- example {name}");
+        let cargo = context.cargo_with_features(&["run", "--quiet", "--example", name]);
+        cargo.arg("--").args(small(name)).run()?;
+    }
+    Ok(())
+}
+
+fn small(name: &str) -> &'static [&'static str] {
+    SMALL.iter().find(|(known, _)| *known == name).map_or(&[], |(_, args)| args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unlisted_example_runs_without_arguments() {
+        assert_eq!(small("char_gpt"), ["--steps", "3", "--small"]);
+        assert!(small("another").is_empty());
+    }
+}
