@@ -2,6 +2,7 @@
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 
+pub mod checkpoint;
 pub mod error;
 mod ffi;
 pub mod memory;
@@ -15,6 +16,7 @@ pub mod step;
 pub mod strategies;
 mod sys;
 
+pub use checkpoint::{ActivationCheckpoint, Checkpointer, checkpoint};
 pub use error::{Error, Result};
 pub use offload::CpuOffload;
 pub use stack::{Micro, Stack, StackBuilder, Windows};

@@ -15,6 +15,8 @@ pub(crate) struct RawArguments {
     output: *mut C_tensor,
     closure: *mut c_void,
     number: i64,
+    inputs: *const *mut C_tensor,
+    count: usize,
 }
 
 /// The safe face of [`RawArguments`].
@@ -30,6 +32,17 @@ impl Arguments<'_> {
         }
         // SAFETY: the handle is valid for the call; the shallow clone owns itself.
         Some(unsafe { Tensor::clone_from_ptr(self.raw.input) })
+    }
+
+    /// The tensors that C++ passes in where it passes several; undefined ones stay so.
+    pub(crate) fn inputs(&self) -> Vec<Tensor> {
+        if self.raw.count == 0 {
+            return Vec::new();
+        }
+        // SAFETY: C++ passes `count` handles that are valid for the call.
+        let handles = unsafe { std::slice::from_raw_parts(self.raw.inputs, self.raw.count) };
+        // SAFETY: as above; each shallow clone owns itself.
+        handles.iter().map(|handle| unsafe { Tensor::clone_from_ptr(*handle) }).collect()
     }
 
     /// Hands a tensor to C++.

@@ -11,6 +11,7 @@ use crate::error::Result;
 unsafe extern "C" {
     fn mf_grad_get(tensor: *const C_tensor) -> *mut C_tensor;
     fn mf_grad_take(tensor: *const C_tensor) -> *mut C_tensor;
+    fn mf_grads_drop(tensors: *const *const C_tensor, count: usize);
     fn mf_grad_set(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
     fn mf_backward(root: *const C_tensor, seed: f64, keep_graph: c_int, create_graph: c_int) -> c_int;
 }
@@ -34,6 +35,13 @@ pub(crate) fn get(tensor: &Tensor) -> Option<Tensor> {
 pub(crate) fn take(tensor: &Tensor) -> Option<Tensor> {
     // SAFETY: the handle is borrowed for the call.
     owned(unsafe { mf_grad_take(tensor.as_ptr()) })
+}
+
+/// Drops the gradients of many tensors.
+pub(crate) fn drop_all<'a>(tensors: impl Iterator<Item = &'a Tensor>) {
+    let handles: Vec<_> = tensors.map(Tensor::as_ptr).collect();
+    // SAFETY: the handles are borrowed for the call, and there are as many as said.
+    unsafe { mf_grads_drop(handles.as_ptr(), handles.len()) };
 }
 
 /// Sets the gradient, sharing the handle.

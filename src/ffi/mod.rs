@@ -11,6 +11,7 @@ pub(crate) mod hooks;
 pub(crate) mod memory;
 pub(crate) mod multi;
 pub(crate) mod optim;
+pub(crate) mod recompute;
 pub(crate) mod rng;
 pub(crate) mod saved;
 mod status;

@@ -108,11 +108,8 @@ pub trait Optimizer: Debug + Send {
 
     /// Drops the gradients of all its parameters, frozen ones too.
     fn zero_grad(&mut self) {
-        for group in self.groups_mut() {
-            for parameter in group.parameters() {
-                crate::ffi::grad::take(&parameter.tensor);
-            }
-        }
+        let parameters = self.groups().iter().flat_map(ParamGroup::parameters);
+        crate::ffi::grad::drop_all(parameters.map(|parameter| &parameter.tensor));
     }
 
     /// Bytes of state, by device; an offloading wrapper counts what it keeps elsewhere too.

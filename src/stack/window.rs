@@ -153,8 +153,6 @@ impl Stack {
     }
 
     pub(super) fn zero_grad(&mut self) {
-        for parameter in &self.model.parameters {
-            ffi::grad::take(&parameter.tensor);
-        }
+        ffi::grad::drop_all(self.model.parameters.iter().map(|parameter| &parameter.tensor));
     }
 }

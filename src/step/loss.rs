@@ -62,7 +62,10 @@ impl Loss {
 
     /// The sum over the micro-batch's rows or tokens: detached, 0-d, no synchronisation.
     pub(crate) fn total(&self) -> Result<Tensor> {
-        let total = self.tensor.f_detach()?.f_view([0i64; 0])?;
+        let mut total = self.tensor.f_detach()?;
+        if total.dim() != 0 {
+            total = total.f_view([0i64; 0])?;
+        }
         match self.weight {
             Weight::Mean(n) if n != 1.0 => Ok(total.f_to_kind(wide(&total))?.f_mul_scalar(n)?),
             _ => Ok(total),

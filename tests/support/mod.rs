@@ -41,3 +41,8 @@ pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
     }
     memfit::tch::no_grad(|| tensor.grad().copy_(grad));
 }
+
+/// Live bytes in libtorch's CPU allocator.
+pub fn live() -> u64 {
+    memfit::memory::stats(memfit::tch::Device::Cpu).map(|stats| stats.current).unwrap_or_default()
+}

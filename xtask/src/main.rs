@@ -6,6 +6,7 @@ mod invocation;
 mod libtorch;
 mod lock;
 mod manifest;
+mod peers;
 mod preflight;
 mod problem;
 mod progress;

@@ -17,6 +17,13 @@ mf_tensor mf_grad_take(mf_tensor tensor) noexcept {
   return taken;
 }
 
+void mf_grads_drop(const mf_tensor *tensors, size_t count) noexcept {
+  for (size_t i = 0; i < count; ++i) {
+    at::Tensor &grad = tensors[i]->mutable_grad();
+    if (grad.defined()) grad.reset();
+  }
+}
+
 int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept {
   return memfit::guarded([&] {
     TORCH_CHECK(

@@ -66,6 +66,8 @@ struct mf_args {
   mf_tensor out;       // owned by the receiver, set by the closure
   mf_closure closure;  // given to the receiver, set by the closure
   int64_t number;      // either way
+  mf_tensor *inputs;   // borrowed: `count` handles, undefined ones among them
+  size_t count;
 };
 
 // Implemented in Rust (callback.rs). Calls the closure on this thread, catching panics:
@@ -90,6 +92,8 @@ int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 mf_tensor mf_grad_get(mf_tensor tensor) noexcept;
 // As mf_grad_get, and leaves none.
 mf_tensor mf_grad_take(mf_tensor tensor) noexcept;
+// Leaves none of `count` tensors a gradient.
+void mf_grads_drop(const mf_tensor *tensors, size_t count) noexcept;
 // Sets the gradient: the handle is shared, not copied. Shape, dtype and device must match.
 int mf_grad_set(mf_tensor tensor, mf_tensor grad) noexcept;
 // Backward from a one-element root, seeded with `seed` in its dtype; accumulates into leaves.
@@ -276,6 +280,39 @@ struct mf_sgd {
 // Bumps versions and clears the autocast cache.
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
+
+// ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
+// Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
+// number; both texts are borrowed. Runs on the thread that recomputes.
+uint64_t mf_park_mismatch(const char *segment, const char *what) noexcept;
+
+// What a forward pass under a region is held in, between begin and end.
+typedef struct mf_forward_ *mf_forward;
+struct mf_region_options {
+  const char *segment;  // borrowed, copied
+  int checked;          // compare checksums of what forward and recompute saved
+  int early_stop;       // end a recompute at the last tensor that is needed
+};
+// Whether a segment entered now on this thread is to be a region: gradients are on, and no
+// region's forward pass is already in progress here.
+int mf_region_wanted() noexcept;
+// Starts a region and makes it this thread's innermost link: what operators save from now on
+// is dropped. The inputs (undefined ones among them) are offered to the links outside. The
+// closure is given, also where this fails; in backward it is called with detached copies of
+// the inputs, on the thread of the node that asks first, and computes the segment again. It
+// is freed with the graph, on the thread that drops the graph. `out` is owned (mf_region_end
+// or mf_region_abandon). 2: a device's generator cannot be captured.
+int mf_region_begin(
+    const mf_tensor *inputs, size_t count, mf_closure recompute, const mf_region_options *options,
+    mf_forward *out) noexcept;
+// Ends the forward pass; given. The outputs tell which parameters were read. On the thread of
+// begin, as mf_region_abandon.
+int mf_region_end(mf_forward forward, const mf_tensor *outputs, size_t count) noexcept;
+// Ends a forward pass that failed; given.
+void mf_region_abandon(mf_forward forward) noexcept;
+// Whether this thread is leaving a recompute that has all it needs, or that has failed for a
+// reason that C++ knows: whatever unwinds now is not to be reported.
+int mf_recompute_leaving() noexcept;
 
 }  // extern "C"
 

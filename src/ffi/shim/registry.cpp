@@ -14,9 +14,11 @@ namespace memfit {
 namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Entry {
   WeakStorage storage;
+  WeakTensor tensor;  // the first one registered with this storage
   std::string name;
   size_t count;
 };
@@ -70,6 +72,16 @@ void changed(Master &all) {
 
 bool is_registered(const at::Tensor &tensor) { return find(tensor) != nullptr; }
 
+bool any_registered_frozen() {
+  const Entries *entries = current();
+  if (!entries) return false;
+  for (const auto &[storage, entry] : *entries) {
+    auto tensor = entry->tensor.lock();
+    if (tensor && !tensor->requires_grad()) return true;
+  }
+  return false;
+}
+
 bool is_parameter(const at::Tensor &tensor) {
   if (tensor.requires_grad()) {
     if (tensor.is_leaf()) return true;
@@ -106,7 +118,8 @@ int mf_register(
       if (!entry) {
         memfit::WeakStorage weak(
             c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(storage.unsafeGetStorageImpl()));
-        entry = std::make_shared<memfit::Entry>(memfit::Entry{std::move(weak), names[i], 0});
+        entry = std::make_shared<memfit::Entry>(
+            memfit::Entry{std::move(weak), memfit::WeakTensor(tensors[i]->getIntrusivePtr()), names[i], 0});
       }
       entry->count += 1;
       made->entries.push_back(entry);

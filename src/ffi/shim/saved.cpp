@@ -118,12 +118,14 @@ void throw_modified(const std::string &what, uint64_t expected, uint64_t found) 
   throw CallbackError(mf_park_modified(what.c_str(), expected, found));
 }
 
-Saved Saved::pack(const at::Tensor &tensor) {
+Saved Saved::pack(const at::Tensor &tensor, As as) {
   std::optional<bool> parameter;
   Saved saved;
   for (Place *place = innermost_place; place && place->link(); place = place->outer()) {
     Link *link = place->link();
-    if (!link->wants_parameters()) {
+    if (link->kind() != Link::Kind::Other) {
+      if (as == As::RegionInput) break;
+    } else {
       if (!parameter) parameter = is_parameter(tensor);
       if (*parameter) continue;
     }
@@ -152,10 +154,6 @@ at::Tensor Saved::unpack() const {
     throw_modified(describe(kept_), number_, version_of(kept_));
   }
   return kept_;
-}
-
-const void *Saved::storage() const {
-  return kept_.defined() && kept_.has_storage() ? kept_.storage().unsafeGetStorageImpl() : nullptr;
 }
 
 }  // namespace memfit

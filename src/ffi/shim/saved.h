@@ -8,8 +8,6 @@
 
 namespace memfit {
 
-class Region;
-
 // Gives tensors back in backward, on the thread of the node that asks.
 struct Holder : c10::intrusive_ptr_target {
   virtual at::Tensor unpack(uint32_t slot) = 0;
@@ -19,16 +17,17 @@ struct Holder : c10::intrusive_ptr_target {
 class Saved {
  public:
   Saved() = default;
-  // Asks the links of this thread, from the innermost outward.
-  static Saved pack(const at::Tensor &tensor);
+  // Asks the links of this thread, from the innermost outward. A region's input passes by
+  // none that recomputes: it is kept where the chain comes to one.
+  enum class As { Operand, RegionInput };
+  static Saved pack(const at::Tensor &tensor, As as = As::Operand);
   // Keeps the tensor itself, detached.
   static Saved keep(const at::Tensor &tensor);
   static Saved hold(c10::intrusive_ptr<Holder> holder, uint32_t slot);
 
   // Throws CallbackError with a parked Error::Modified where a kept tensor has changed.
   at::Tensor unpack() const;
-  // The StorageImpl of a tensor kept by reference, else null.
-  const void *storage() const;
+  explicit operator bool() const { return holder_.defined() || kept_.defined(); }
 
  private:
   c10::intrusive_ptr<Holder> holder_;
@@ -36,12 +35,17 @@ class Saved {
   uint32_t number_ = 0;  // the holder's slot, or the version of kept_
 };
 
-struct Link : c10::intrusive_ptr_target {
+// May itself be the holder of what it takes.
+struct Link : Holder {
+  enum class Kind {
+    Other,    // never sees parameters
+    Region,   // takes everything and keeps nothing
+    Collect,  // takes everything, while a region is recomputed
+  };
+  virtual Kind kind() const { return Kind::Other; }
   // Takes the tensor into `into`, or declines.
   virtual bool take(const at::Tensor &tensor, Saved &into) = 0;
-  // Whether parameters are offered too; other links never see them.
-  virtual bool wants_parameters() const { return false; }
-  virtual Region *as_region() { return nullptr; }
+  at::Tensor unpack(uint32_t) override { return {}; }
 };
 
 // A link's place in this thread's chain, for the life of the object. A place without a link
@@ -69,6 +73,8 @@ class Place {
 bool is_parameter(const at::Tensor &tensor);
 // Whether the tensor's storage is registered; of any thread's registrations.
 bool is_registered(const at::Tensor &tensor);
+// Whether a registered tensor requires no gradient: a frozen parameter or a buffer.
+bool any_registered_frozen();
 // How an error names the tensor: its registered name, or its shape and dtype.
 std::string describe(const at::Tensor &tensor);
 // Throws the CallbackError of an Error::Modified.

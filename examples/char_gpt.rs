@@ -1,0 +1,112 @@
+//! Trains a byte-level GPT on real text inside an enforced memory budget.
+//!
+//! `cargo xtask demo` runs it; `cargo run --release --example char_gpt -- --help` tells its
+//! flags. It first measures what a plain loop takes and what stacks of strategies take
+//! instead, then trains within the budget and writes a little text.
+
+#[path = "char_gpt/flags.rs"]
+mod flags;
+mod gpt;
+#[path = "char_gpt/progress.rs"]
+mod progress;
+#[path = "char_gpt/table.rs"]
+mod table;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Parser;
+use memfit::memory::{self, Bytes};
+use memfit::tch::{self, Device};
+
+use flags::Flags;
+use gpt::{Failure, Random, Text, Training};
+use progress::Progress;
+
+fn main() -> ExitCode {
+    match run(&Flags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("char_gpt: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: &Flags) -> Result<(), Failure> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let handler = stopped.clone();
+    ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed))?;
+    let stop = move || stopped.load(Ordering::Relaxed);
+    leave_refusals_to_errors();
+
+    let config = flags.config();
+    let text = match &flags.text {
+        Some(file) => Text::of_file(file, config.context)?,
+        None => Text::of_this_project(config.context)?,
+    };
+    tch::manual_seed(flags.seed() as i64);
+    if !flags.no_table {
+        table::print(&config, &text, flags.plan().lr, &stop)?;
+    }
+    if stop() {
+        println!("stopped before training began");
+        return Ok(());
+    }
+    train(flags, &text, &stop)
+}
+
+fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
+    let (config, plan) = (flags.config(), flags.plan());
+    let mut training = plan.start_run(&config, flags.budget.get(), flags.steps())?;
+    println!("training with {} within {}", plan.name(), flags.budget);
+    println!("{}\n", training.stack);
+
+    let mut random = Random::new(flags.seed());
+    let mut progress = Progress::new(flags.steps());
+    while progress.so_far().0 < flags.steps() && !stop() {
+        let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
+        progress.step(&outcome)?;
+    }
+    progress.finish();
+    summarise(flags, text, &mut training, &progress)
+}
+
+fn summarise(
+    flags: &Flags,
+    text: &Text,
+    training: &mut Training,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let validation = text.validation(&flags.config(), 16, Device::Cpu);
+    let loss = training.validate(&validation)?;
+    let entropy = text.entropy();
+    let verdict = if loss < entropy { "below" } else { "not yet below" };
+    let sample = training.stack.evaluate(|| Ok(training.model.write(b"\n", 240, Device::Cpu)))?;
+    println!("\na sample of its text:\n{}\n", printable(&sample));
+    let (steps, seconds) = progress.so_far();
+    println!("{steps} of {} steps in {seconds:.0} s, {} skipped", flags.steps(), progress.skipped);
+    println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
+    let stats = memory::stats(Device::Cpu)?;
+    println!("peak {} within {}, live now {}", Bytes(progress.peak), flags.budget, Bytes(stats.current));
+    Ok(())
+}
+
+/// The text with what a terminal would obey, or could not show, replaced.
+fn printable(bytes: &[u8]) -> String {
+    let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    String::from_utf8_lossy(bytes).chars().map(shown).collect()
+}
+
+/// tch's convenient calls panic where libtorch refuses. The stack turns those panics into
+/// errors, so the text that a panic prints would come twice.
+fn leave_refusals_to_errors() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>();
+        if !text.is_some_and(|text| text.contains("value: Torch(")) {
+            usual(panic);
+        }
+    }));
+}

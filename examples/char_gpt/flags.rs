@@ -1,0 +1,116 @@
+//! What the command line can say.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Parser, ValueEnum, value_parser};
+use memfit::memory::Bytes;
+
+use crate::gpt::{Amp, Config, Plan, Recompute};
+
+/// Trains a byte-level GPT on text, within an enforced memory budget.
+#[derive(Debug, Parser)]
+#[command(name = "char_gpt")]
+pub struct Flags {
+    /// Live bytes never exceed this: a number with MB, MiB, GB or GiB
+    #[arg(long, default_value = "250MiB")]
+    pub budget: Bytes,
+    /// Arithmetic in half precision
+    #[arg(long, value_enum, default_value = "bf16")]
+    amp: Precision,
+    /// Blocks whose activations are recomputed: off, all, or N for the first of every N
+    #[arg(long, default_value = "all", value_parser = recompute)]
+    checkpoint: Recompute,
+    /// Micro-batches that each batch is split into
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u16).range(1..))]
+    accumulate: u16,
+    /// Keep activations in files in this folder
+    #[arg(long, value_name = "DIR")]
+    offload: Option<PathBuf>,
+    /// Keep the optimizer's state in files in this folder
+    #[arg(long, value_name = "DIR")]
+    offload_optimizer: Option<PathBuf>,
+    /// Updates to make
+    #[arg(long, value_parser = value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Rows of text in one batch
+    #[arg(long, value_parser = value_parser!(u16).range(1..=4096))]
+    batch: Option<u16>,
+    /// Highest learning rate
+    #[arg(long, default_value = "1e-3", value_parser = |text: &str| number(text, 0.0, 1.0))]
+    lr: f64,
+    /// Share of each block's output that is dropped in training
+    #[arg(long, default_value = "0.1", value_parser = |text: &str| number(text, 0.0, 0.99))]
+    dropout: f64,
+    /// Same seed, same run
+    #[arg(long)]
+    seed: Option<u32>,
+    /// Text to train on; without it, this repository's own sources and documents
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// A small model that trains in seconds
+    #[arg(long)]
+    small: bool,
+    /// Leave out the table that compares stacks
+    #[arg(long)]
+    pub no_table: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Precision {
+    Off,
+    Bf16,
+    Fp16,
+}
+
+impl Flags {
+    /// The model and its batches.
+    pub fn config(&self) -> Config {
+        let size = if self.small { Config::small() } else { Config::reference() };
+        let batch = self.batch.map_or(size.batch, i64::from);
+        Config { batch, dropout: self.dropout, ..size }
+    }
+
+    /// The strategies.
+    pub fn plan(&self) -> Plan {
+        Plan {
+            amp: match self.amp {
+                Precision::Off => Amp::Off,
+                Precision::Bf16 => Amp::Bf16,
+                Precision::Fp16 => Amp::Fp16,
+            },
+            recompute: self.checkpoint,
+            accumulate: usize::from(self.accumulate),
+            activations: self.offload.clone(),
+            optimizer: self.offload_optimizer.clone(),
+            lr: self.lr,
+        }
+    }
+
+    /// Updates to make.
+    pub fn steps(&self) -> u64 {
+        self.steps.unwrap_or(if self.small { 300 } else { 80 })
+    }
+
+    /// The seed, or one from the clock.
+    pub fn seed(&self) -> u64 {
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
+        u64::from(self.seed.unwrap_or_else(clock))
+    }
+}
+
+fn recompute(text: &str) -> Result<Recompute, String> {
+    match (text, text.parse()) {
+        ("off", _) => Ok(Recompute::Never),
+        ("all", _) => Ok(Recompute::Every(1)),
+        (_, Ok(n)) if n > 0 => Ok(Recompute::Every(n)),
+        _ => Err("neither off, all nor a number above 0".to_owned()),
+    }
+}
+
+fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("not a number from {least} to {most}")),
+    }
+}

@@ -1,0 +1,95 @@
+//! How far the run is: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use memfit::tch::Device;
+use memfit::{StepOutcome, memory};
+
+use crate::gpt::Failure;
+
+/// Between two plain lines.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Shows a run.
+pub struct Progress {
+    bar: ProgressBar,
+    terminal: bool,
+    start: Instant,
+    shown: Instant,
+    steps: u64,
+    done: u64,
+    tokens: f64,
+    /// Highest live bytes of all steps.
+    pub peak: u64,
+    /// Updates left out because a gradient overflowed.
+    pub skipped: u64,
+}
+
+impl Progress {
+    pub fn new(steps: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = if terminal { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg}") {
+            bar.set_style(style);
+        }
+        let now = Instant::now();
+        let (done, tokens, peak, skipped) = (0, 0.0, 0, 0);
+        Self { bar, terminal, start: now, shown: now - PAUSE, steps, done, tokens, peak, skipped }
+    }
+
+    /// Counts one step and shows it.
+    ///
+    /// # Errors
+    /// Statistics that cannot be read.
+    pub fn step(&mut self, outcome: &StepOutcome) -> Result<(), Failure> {
+        self.done += 1;
+        let (loss, scale) = match outcome {
+            StepOutcome::Stepped { loss, scale, tokens, peak, .. } => {
+                self.tokens += tokens;
+                self.peak = self.peak.max(*peak);
+                (format!("loss {:.3}", loss.double_value(&[])), *scale)
+            }
+            StepOutcome::Skipped { .. } => {
+                self.skipped += 1;
+                ("skipped".to_owned(), None)
+            }
+            _ => return Ok(()),
+        };
+        let last = self.done == self.steps;
+        if self.terminal || last || self.shown.elapsed() >= PAUSE {
+            self.shown = Instant::now();
+            self.show(loss + &scale.map_or(String::new(), |scale| format!(" scale {scale}")))?;
+        }
+        Ok(())
+    }
+
+    fn show(&self, loss: String) -> Result<(), Failure> {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let live = memory::stats(Device::Cpu)?.current as f64 / 1e6;
+        let left = Duration::from_secs_f64(seconds / self.done as f64 * (self.steps - self.done) as f64);
+        let message = format!(
+            "{loss} | {:.0} tokens/s | live {live:.1} peak {:.1} MB | {} left",
+            self.tokens / seconds,
+            self.peak as f64 / 1e6,
+            HumanDuration(left),
+        );
+        self.bar.set_position(self.done);
+        self.bar.set_message(message.clone());
+        if !self.terminal {
+            println!("step {}/{} {message}", self.done, self.steps);
+        }
+        Ok(())
+    }
+
+    /// Ends the bar.
+    pub fn finish(&self) {
+        self.bar.finish();
+    }
+
+    /// Steps done and seconds taken.
+    pub fn so_far(&self) -> (u64, f64) {
+        (self.done, self.start.elapsed().as_secs_f64())
+    }
+}

@@ -1,0 +1,140 @@
+use std::path::PathBuf;
+
+use memfit::optim::{AdamW, AdamWConfig};
+use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
+use memfit::tch::{Device, Tensor, nn};
+use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
+
+use super::{Config, Gpt, Recompute};
+
+/// The dtype of the arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amp {
+    Off,
+    Bf16,
+    Fp16,
+}
+
+/// Which strategies to stack.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub amp: Amp,
+    pub recompute: Recompute,
+    /// Micro-batches of one update.
+    pub accumulate: usize,
+    /// Where activations go, if they leave memory.
+    pub activations: Option<PathBuf>,
+    /// Where the optimizer's state lives, if not in memory.
+    pub optimizer: Option<PathBuf>,
+    pub lr: f64,
+}
+
+impl Plan {
+    /// No strategy at all.
+    pub fn plain(lr: f64) -> Self {
+        let (activations, optimizer) = (None, None);
+        Self { amp: Amp::Off, recompute: Recompute::Never, accumulate: 1, activations, optimizer, lr }
+    }
+
+    /// The strategies' names, as in `bf16 + checkpoint`.
+    pub fn name(&self) -> String {
+        let mut parts = Vec::new();
+        match self.amp {
+            Amp::Off => {}
+            Amp::Bf16 => parts.push("bf16".to_owned()),
+            Amp::Fp16 => parts.push("fp16".to_owned()),
+        }
+        match self.recompute {
+            Recompute::Never => {}
+            Recompute::Every(1) => parts.push("checkpoint".to_owned()),
+            Recompute::Every(n) => parts.push(format!("checkpoint 1 of {n}")),
+        }
+        if self.accumulate > 1 {
+            parts.push(format!("accumulate {}", self.accumulate));
+        }
+        if self.activations.is_some() {
+            parts.push("activations on disk".to_owned());
+        }
+        if self.optimizer.is_some() {
+            parts.push("optimizer on disk".to_owned());
+        }
+        if parts.is_empty() { "no strategy".to_owned() } else { parts.join(" + ") }
+    }
+
+    /// A fresh model with this stack around it.
+    ///
+    /// # Errors
+    /// What cannot be stacked; a folder that cannot be written to.
+    pub fn start(&self, config: &Config) -> Result<Training> {
+        self.start_with(config, |stack| stack)
+    }
+
+    /// As [`Plan::start`], for a run of so many steps that never exceeds `budget` bytes.
+    ///
+    /// # Errors
+    /// As [`Plan::start`], and a budget that the model alone exceeds.
+    pub fn start_run(&self, config: &Config, budget: u64, steps: u64) -> Result<Training> {
+        self.start_with(config, |stack| {
+            let schedule = Cosine::new(steps).warm_up(steps / 10);
+            stack.with(GradClip::norm(1.0)).with(schedule).with(Budget::bytes(budget))
+        })
+    }
+
+    fn start_with(
+        &self,
+        config: &Config,
+        more: impl FnOnce(StackBuilder) -> StackBuilder,
+    ) -> Result<Training> {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = Gpt::new(&vs.root(), config, self.recompute);
+        let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(self.lr))?;
+        let mut stack = match &self.optimizer {
+            Some(folder) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)?),
+            None => Stack::of(&vs, optimizer),
+        };
+        match self.amp {
+            Amp::Off => {}
+            Amp::Bf16 => stack = stack.with(AmpScaler::bf16()),
+            Amp::Fp16 => stack = stack.with(AmpScaler::fp16()),
+        }
+        if self.accumulate > 1 {
+            stack = stack.with(GradAccumulator::every(self.accumulate));
+        }
+        if let Some(folder) = &self.activations {
+            stack = stack.with(CpuOffload::activations().disk(folder));
+        }
+        Ok(Training { vs, model, stack: more(stack).build()? })
+    }
+}
+
+/// A model in training.
+pub struct Training {
+    pub vs: nn::VarStore,
+    pub model: Gpt,
+    pub stack: Stack,
+}
+
+impl Training {
+    /// One update from a whole batch, which the stack splits as it needs.
+    ///
+    /// # Errors
+    /// Out of memory, a full disk: the model is as before.
+    pub fn step(&mut self, batch: &(Tensor, Tensor)) -> Result<StepOutcome> {
+        let model = &self.model;
+        self.stack.step_batch(batch, |micro| Ok(Loss::mean(model.loss(micro, true), micro.0.numel())))
+    }
+
+    /// Mean loss over rows that were not trained on, four at a time.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn validate(&mut self, (bytes, next): &(Tensor, Tensor)) -> Result<f64> {
+        let model = &self.model;
+        self.stack.evaluate(|| {
+            let parts = bytes.f_split(4, 0)?.into_iter().zip(next.f_split(4, 0)?);
+            let losses =
+                parts.map(|part| model.loss(&part, false).double_value(&[]) * part.0.size()[0] as f64);
+            Ok(losses.sum::<f64>() / bytes.size()[0] as f64)
+        })
+    }
+}

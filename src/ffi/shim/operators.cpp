@@ -1,0 +1,177 @@
+// Operator boundaries: libtorch's RecordFunction, as a watch over one thread.
+#include "operators.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <cstring>
+#include <memory>
+
+#include "memfit.h"
+#include "saved.h"
+
+namespace memfit {
+namespace {
+
+thread_local Watch *innermost = nullptr;
+thread_local bool undoing = false;  // inside an operator whose statistics will be put back
+
+// Copies of what an operator will overwrite, written back when it has returned. The writing
+// goes behind the version counter: the same bytes come back.
+struct Undo final : at::ObserverContext {
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+
+  void add(const at::Tensor &target) { copies.emplace_back(target.variable_data(), target.detach().clone()); }
+
+  void write_back() const {
+    for (const auto &[target, copy] : copies) target.copy_(copy);
+  }
+};
+
+// Work of our own: no gradients, no links, no records.
+struct Aside {
+  Place wall{nullptr};
+  at::NoGradGuard no_grad;
+  at::RecordFunctionGuard unrecorded{false};
+};
+
+bool tensor_at(c10::ArrayRef<const c10::IValue> inputs, size_t index) {
+  return index < inputs.size() && inputs[index].isTensor() && inputs[index].toTensor().defined();
+}
+
+// Where an operator that normalises with running statistics has the first of the two, or 0.
+size_t statistics_of(const char *name, c10::ArrayRef<const c10::IValue> inputs) {
+  if (!std::strstr(name, "batch_norm") && !std::strstr(name, "instance_norm")) return 0;
+  if (std::strstr(name, "backward") || std::strstr(name, "elemt")) return 0;
+  if (std::strstr(name, "batch_norm_update_stats")) return 1;
+  // In evaluation the statistics are only read.
+  if (inputs.size() > 5 && inputs[5].isBool() && !inputs[5].toBool()) return 0;
+  return 3;
+}
+
+// Whether the tensor keeps its bytes from one step to the next: a step counter, or a
+// registered buffer.
+bool is_state(const at::Tensor &tensor) {
+  bool counter = tensor.dim() == 0 && c10::isIntegralType(tensor.scalar_type(), false);
+  return (counter || is_registered(tensor)) && !tensor.requires_grad();
+}
+
+std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn) {
+  const char *name = fn.name();
+  size_t length = std::strlen(name);
+  auto inputs = fn.inputs();
+  std::unique_ptr<Undo> undo;
+  auto add = [&](size_t index) {
+    if (!undo) undo = std::make_unique<Undo>();
+    undo->add(inputs[index].toTensor());
+  };
+  if (size_t first = statistics_of(name, inputs)) {
+    Aside aside;
+    for (size_t index : {first, first + 1}) {
+      if (tensor_at(inputs, index)) add(index);
+    }
+  } else if (length && name[length - 1] == '_') {
+    if (tensor_at(inputs, 0) && is_state(inputs[0].toTensor())) {
+      Aside aside;
+      add(0);
+    }
+  } else if (std::strstr(fn.overload_name(), "out")) {
+    size_t last = inputs.size() - 1;
+    if (!inputs.empty() && tensor_at(inputs, last) && is_state(inputs[last].toTensor())) {
+      Aside aside;
+      add(last);
+    }
+  }
+  return undo;
+}
+
+}  // namespace
+
+void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
+  ++depth_;
+  unfinished_ = false;
+  if (!sees_.frozen_reads) return;
+  try {
+    for (const c10::IValue &input : inputs) {
+      if (!input.isTensor()) continue;
+      const at::Tensor &tensor = input.toTensor();
+      if (tensor.defined() && !tensor.requires_grad() && is_registered(tensor)) {
+        watcher_.reads_frozen(tensor);
+      }
+    }
+  } catch (const std::exception &error) {
+    if (failure_.empty()) failure_ = error.what();
+  }
+}
+
+void Watch::leave() noexcept {
+  if (depth_ > 0) tell_final(depth_--);
+}
+
+struct WatchCallbacks {
+  static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction &fn) {
+    Watch *undoer = nullptr;
+    for (Watch *watch = innermost; watch; watch = watch->outer_) {
+      watch->enter(fn.inputs());
+      if (watch->sees_.undo) undoer = watch;
+    }
+    if (!undoer || undoing) return nullptr;
+    try {
+      std::unique_ptr<Undo> undo = undo_of(fn);
+      undoing = undo != nullptr;
+      return undo;
+    } catch (const std::exception &error) {
+      if (undoer->failure_.empty()) undoer->failure_ = error.what();
+      return nullptr;
+    }
+  }
+
+  static void end(const at::RecordFunction &, at::ObserverContext *context) {
+    if (auto *undo = static_cast<Undo *>(context)) {
+      undoing = false;
+      try {
+        Aside aside;
+        undo->write_back();
+      } catch (const std::exception &error) {
+        if (innermost && innermost->failure_.empty()) innermost->failure_ = error.what();
+      }
+    }
+    for (Watch *watch = innermost; watch; watch = watch->outer_) watch->leave();
+  }
+};
+
+Watch::Watch(Watcher &watcher, Sees sees) : watcher_(watcher), sees_(sees), outer_(innermost) {
+  handle_ = outer_ ? 0
+                   : at::addThreadLocalCallback(
+                         at::RecordFunctionCallback(&WatchCallbacks::start, &WatchCallbacks::end)
+                             .needsInputs(true)
+                             .scopes({at::RecordScope::FUNCTION}));
+  innermost = this;
+}
+
+Watch::~Watch() {
+  innermost = outer_;
+  if (handle_) at::removeCallback(handle_);
+}
+
+void Watch::when_final(uint32_t slot, const at::Tensor &tensor) {
+  pending_.push_back({slot, depth_, tensor});
+  if (depth_ == 0) tell_final(0);
+}
+
+void Watch::tell_final(uint32_t depth) noexcept {
+  if (pending_.empty()) return;
+  try {
+    Aside aside;
+    while (!pending_.empty() && pending_.back().depth >= depth) {
+      Pending last = std::move(pending_.back());
+      pending_.pop_back();
+      watcher_.is_final(last.slot, last.tensor);
+    }
+  } catch (const std::exception &error) {
+    if (failure_.empty()) failure_ = error.what();
+  }
+}
+
+}  // namespace memfit

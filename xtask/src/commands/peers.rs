@@ -1,0 +1,62 @@
+//! `cargo xtask peers`: memfit against PyTorch, written to `docs/benchmarks.md`.
+
+use std::path::PathBuf;
+
+use super::Command;
+use crate::libtorch::{self, pytorch};
+use crate::peers::{self, Options};
+use crate::problem::{Problem, Result};
+use crate::repo::Repo;
+
+pub const COMMAND: Command = Command {
+    name: "peers",
+    args: "[--pairs N] [--model NAME] [--strategy NAME] [--python PATH]",
+    summary: "measure memfit against PyTorch; the whole of it writes docs/benchmarks.md",
+    run,
+};
+
+fn run(repo: &Repo, args: &[String]) -> Result<()> {
+    let options = options(args)?;
+    libtorch::ready(repo)?;
+    let python = match &options.python {
+        Some(python) => python.clone(),
+        None => pytorch::ready(repo)?,
+    };
+    peers::run(repo, &python, &options)
+}
+
+fn options(args: &[String]) -> Result<Options> {
+    let mut options = Options::default();
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| Problem::Usage(format!("{word} needs a value")));
+        match word.as_str() {
+            "--pairs" => options.pairs = pairs(value()?)?,
+            "--model" => options.model = Some(value()?.clone()),
+            "--strategy" => options.strategy = Some(value()?.clone()),
+            "--python" => options.python = Some(PathBuf::from(value()?)),
+            _ => return Err(Problem::Usage(format!("peers does not know `{word}`"))),
+        }
+    }
+    Ok(options)
+}
+
+fn pairs(text: &str) -> Result<usize> {
+    match text.parse() {
+        Ok(pairs) if pairs > 0 => Ok(pairs),
+        _ => Err(Problem::Usage(format!("`{text}` is no number of pairs"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_arguments_are_a_matter_of_usage() {
+        for words in [&["--pairs"][..], &["--pairs", "0"], &["--pairs", "x"], &["--no-such"], &["x"]] {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            assert!(matches!(options(&words), Err(Problem::Usage(_))), "{words:?}");
+        }
+    }
+}
