@@ -57,6 +57,8 @@ fn compiler(folder: &Path, includes: &[PathBuf]) -> cc::Build {
         .cargo_metadata(false)
         .warnings(true)
         .extra_warnings(true)
+        // A root that sets errno keeps the optimizers' loops from being made of vectors.
+        .flag_if_supported("-fno-math-errno")
         .define("NDEBUG", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .include(folder);

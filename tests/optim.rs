@@ -183,6 +183,27 @@ fn a_divisor_that_is_a_power_of_two_changes_no_bit() {
 }
 
 #[test]
+fn a_divisor_is_a_division_of_the_gradients_to_the_bit() {
+    let _guard = support::serial();
+    for make in every_optimizer() {
+        let (by_hand, folded) = (Net::new(), Net::new());
+        let (mut a, mut b) = (make(&by_hand.vs), make(&folded.vs));
+        for _ in 0..3 {
+            for net in [&by_hand, &folded] {
+                net.zero();
+                net.backward(1.0);
+            }
+            for w in by_hand.vs.trainable_variables() {
+                let _ = w.grad().g_div_scalar_(3.0);
+            }
+            a.step(&Update::plain()).unwrap();
+            b.step(&Update { divisor: 3.0, ..Update::plain() }).unwrap();
+        }
+        assert_eq!(by_hand.weights(), folded.weights(), "{}", a.name());
+    }
+}
+
+#[test]
 fn stepping_parameter_by_parameter_is_stepping() {
     let _guard = support::serial();
     for make in every_optimizer() {
@@ -329,7 +350,7 @@ fn a_step_takes_no_temporary_and_leaves_frozen_and_idle_parameters_alone() {
         drop(net.vs.trainable_variables()[1].grad());
         let before = net.weights();
         let live = memory::stats(Device::Cpu).unwrap().current;
-        let update = Update { divisor: 1.0 / 0.3, ..Update::plain() };
+        let update = Update { divisor: 3.0, ..Update::plain() };
         let (stepped, peak) = memory::peak_of(Device::Cpu, || optimizer.step(&update)).unwrap();
         stepped.unwrap();
         assert_eq!(peak, live, "{}", optimizer.name());

@@ -52,12 +52,23 @@ MEMFIT_INLINE Float16 load(const c10::BFloat16 *from) {
   return lanes;
 }
 
+// Half's exponent is 112 short of float's: the bits, moved up, are 2^112 times too small,
+// subnormal halves included. Infinities and NaNs keep their exponent of ones.
 MEMFIT_INLINE Float16 load(const c10::Half *from) {
+  Words16 words;
+  std::memcpy(&words, from, sizeof words);
+  Bits16 bits = __builtin_convertvector(words, Bits16);
+  Bits16 magnitude = (bits & 0x7fff) << 13;
   Float16 lanes;
-  for (int lane = 0; lane < 16; ++lane) lanes[lane] = from[lane];
+  std::memcpy(&lanes, &magnitude, sizeof lanes);
+  lanes *= 0x1p112f;
+  std::memcpy(&magnitude, &lanes, sizeof lanes);
+  Bits16 endless = (Bits16)((bits & 0x7fff) > 0x7bff);
+  magnitude |= (endless & 0x7f800000) | ((bits & 0x8000) << 16);
+  std::memcpy(&lanes, &magnitude, sizeof lanes);
   return lanes;
 }
 
-MEMFIT_INLINE void store(float *to, Float16 lanes) { std::memcpy(to, &lanes, sizeof lanes); }
+MEMFIT_INLINE void store(float *to, const Float16 &lanes) { std::memcpy(to, &lanes, sizeof lanes); }
 
 }  // namespace memfit

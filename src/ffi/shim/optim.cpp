@@ -4,15 +4,14 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "memfit.h"
+#include "moments.h"
 
 namespace {
 
@@ -96,22 +95,19 @@ std::vector<Bucket> buckets_of(std::vector<Entry> &entries, Alike &&alike) {
   return buckets;
 }
 
-// One number as a 0-d fp32 tensor. On the CPU it lies outside the counted allocator, so that
-// a step allocates nothing there.
-class Number {
- public:
-  Number(float value, c10::Device device) : value_(value) {
-    auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-    tensor_ = device.is_cpu() ? at::from_blob(&value_, {}, options) : at::full({}, value, options);
-  }
-  Number(const Number &) = delete;
-  Number &operator=(const Number &) = delete;
-  const at::Tensor &tensor() const { return tensor_; }
-
- private:
-  float value_;
-  at::Tensor tensor_;
+// The numbers that an accelerator's kernel takes as tensors.
+struct Numbers {
+  at::Tensor step;
+  std::optional<at::Tensor> divisor;
 };
+
+Numbers numbers_of(const Bucket &bucket, double divisor) {
+  if (bucket.device.is_cpu()) return {};
+  auto options = at::TensorOptions().dtype(at::kFloat).device(bucket.device);
+  Numbers numbers{at::full({}, double(bucket.count + 1), options), std::nullopt};
+  if (divisor != 1.0) numbers.divisor = at::full({}, divisor, options);
+  return numbers;
+}
 
 constexpr int64_t kPiece = 1 << 18;
 
@@ -159,17 +155,8 @@ class Scratch {
   Tensors memory_;
 };
 
-// What a fused kernel is called with.
-struct Lists {
-  Tensors parameters, grads, states[2];
-};
-
-struct Scalars {
-  double lr, weight_decay;
-  uint64_t count;
-  // Tensors made beforehand; null where the divisor is 1.
-  const at::Tensor *step, *divisor;
-};
+using memfit::Lists;
+using memfit::Scalars;
 
 void append(Lists &lists, const Entry &entry) {
   lists.parameters.push_back(entry.parameter);
@@ -180,22 +167,22 @@ void append(Lists &lists, const Entry &entry) {
 }
 
 template <class Kernel>
-void move_part(Lists part, const Scratch &scratch, const Scalars &scalars, const Kernel &kernel) {
+void move_part(const Lists &part, const Scratch &scratch, const Kernel &kernel) {
   const at::Tensor &shape = part.parameters[0];
   if (shape.numel() > kPiece) {
     int64_t rows = shape.size(0);
     int64_t some = std::max<int64_t>(1, kPiece / std::max<int64_t>(1, shape.numel() / rows));
     for (int64_t start = 0; start < rows; start += some) {
+      int64_t taken = std::min(some, rows - start);
       auto cut = [&](const Tensors &list) {
-        Tensors cut;
+        Tensors parts;
         for (const at::Tensor &tensor : list) {
-          at::Tensor slice = tensor.narrow(0, start, std::min(some, rows - start));
-          cut.push_back(slice.size(0) == 1 ? slice.select(0, 0) : slice);
+          parts.push_back(taken == 1 ? tensor.select(0, start) : tensor.narrow(0, start, taken));
         }
-        return cut;
+        return parts;
       };
       Lists smaller{cut(part.parameters), cut(part.grads), {cut(part.states[0]), cut(part.states[1])}};
-      move_part(std::move(smaller), scratch, scalars, kernel);
+      move_part(smaller, scratch, kernel);
     }
     return;
   }
@@ -205,17 +192,17 @@ void move_part(Lists part, const Scratch &scratch, const Scalars &scalars, const
   for (int i = 0; i < 2; ++i) {
     if (!part.states[i].empty()) copies.states[i].push_back(scratch.fill(part.states[i][0], 2 + i));
   }
-  kernel(copies, scalars);
+  kernel(copies);
   part.parameters[0].copy_(copies.parameters[0]);
   for (int i = 0; i < 2; ++i) {
     if (!part.states[i].empty()) part.states[i][0].copy_(copies.states[i][0]);
   }
 }
 
-void moved_one(const Entry &entry, const Scalars &scalars, size_t *moved) {
+void moved_one(const Entry &entry, const Numbers &numbers, size_t *moved) {
   entry.parameter.unsafeGetTensorImpl()->bump_version();
-  // The kernel writes the multiplied gradient back.
-  if (scalars.divisor) entry.grad.unsafeGetTensorImpl()->bump_version();
+  // An accelerator's kernel writes the divided gradient back.
+  if (numbers.divisor) entry.grad.unsafeGetTensorImpl()->bump_version();
   for (mf_tensor state : entry.moving->state) {
     if (state) state->unsafeGetTensorImpl()->bump_version();
   }
@@ -225,24 +212,25 @@ void moved_one(const Entry &entry, const Scalars &scalars, size_t *moved) {
 
 template <class Kernel>
 void move_bucket(
-    const Bucket &bucket, const Scratch &scratch, const Scalars &scalars, const Kernel &kernel,
+    const Bucket &bucket, const Numbers &numbers, const Scratch &scratch, const Kernel &kernel,
     size_t *moved) {
+  Scalars now{bucket.lr, bucket.weight_decay, bucket.count};
+  auto run = [&](const Lists &lists) { kernel(lists, now, numbers); };
   Lists together;
   for (const Entry *entry : bucket.entries) {
     if (entry->aligned) append(together, *entry);
   }
-  if (!together.parameters.empty()) kernel(together, scalars);
+  if (!together.parameters.empty()) run(together);
   for (const Entry *entry : bucket.entries) {
     if (!entry->aligned) {
       Lists alone;
       append(alone, *entry);
-      move_part(std::move(alone), scratch, scalars, kernel);
+      move_part(alone, scratch, run);
     }
-    moved_one(*entry, scalars, moved);
+    moved_one(*entry, numbers, moved);
   }
 }
 
-// Moves all. The divisor is what a kernel calls its gradients' scale.
 template <class Kernel, class Alike>
 void step(
     mf_moving *moving, size_t count, double divisor, size_t *moved, Alike &&alike,
@@ -252,19 +240,11 @@ void step(
   std::vector<Entry> entries = entries_of(moving, count);
   std::vector<Bucket> buckets = buckets_of(entries, alike);
   Scratch scratch(buckets);
-  std::vector<std::unique_ptr<Number>> steps, divisors;
-  for (const Bucket &bucket : buckets) {
-    steps.push_back(std::make_unique<Number>(float(bucket.count + 1), bucket.device));
-    divisors.push_back(
-        divisor == 1.0 ? nullptr : std::make_unique<Number>(float(divisor), bucket.device));
-  }
+  std::vector<Numbers> numbers;
+  for (const Bucket &bucket : buckets) numbers.push_back(numbers_of(bucket, divisor));
   try {
     for (size_t i = 0; i < buckets.size(); ++i) {
-      const Bucket &bucket = buckets[i];
-      Scalars scalars{
-          bucket.lr, bucket.weight_decay, bucket.count, &steps[i]->tensor(),
-          divisors[i] ? &divisors[i]->tensor() : nullptr};
-      move_bucket(bucket, scratch, scalars, kernel, moved);
+      move_bucket(buckets[i], numbers[i], scratch, kernel, moved);
     }
   } catch (...) {
     // A kernel may have moved something before it failed.
@@ -275,22 +255,19 @@ void step(
   if (*moved > 0) mf_autocast_clear();
 }
 
-std::optional<at::Tensor> scale_of(const Scalars &scalars) {
-  return scalars.divisor ? std::optional<at::Tensor>(*scalars.divisor) : std::nullopt;
-}
-
 }  // namespace
 
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept {
   return memfit::guarded([&] {
-    auto kernel = [&](const Lists &lists, const Scalars &now) {
+    auto kernel = [&](const Lists &lists, const Scalars &now, const Numbers &numbers) {
+      if (lists.parameters[0].is_cpu()) return memfit::adam_on_cpu(lists, now, *options);
       auto run = options->decoupled
           ? static_cast<decltype(&at::_ops::_fused_adamw_::call)>(&at::_ops::_fused_adamw_::call)
           : &at::_ops::_fused_adam_::call;
-      Tensors steps(lists.parameters.size(), *now.step);
+      Tensors steps(lists.parameters.size(), numbers.step);
       run(lists.parameters, lists.grads, lists.states[0], lists.states[1], {}, steps, now.lr,
           options->beta1, options->beta2, now.weight_decay, options->epsilon, false, false,
-          scale_of(now), std::nullopt);
+          numbers.divisor, std::nullopt);
     };
     auto alike = [](uint64_t a, uint64_t b) { return a == b; };
     step(moving, count, options->divisor, moved, alike, kernel);
@@ -299,11 +276,12 @@ int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t
 
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept {
   return memfit::guarded([&] {
-    auto kernel = [&](const Lists &lists, const Scalars &now) {
+    auto kernel = [&](const Lists &lists, const Scalars &now, const Numbers &numbers) {
+      if (lists.parameters[0].is_cpu()) return memfit::sgd_on_cpu(lists, now, *options);
       at::_fused_sgd_(
           lists.parameters, lists.grads, lists.states[0], now.weight_decay, options->momentum,
           now.lr, options->dampening, options->nesterov != 0, false, now.count == 0,
-          scale_of(now), std::nullopt);
+          numbers.divisor, std::nullopt);
     };
     // A first step takes the gradient as momentum, undampened.
     auto alike = [](uint64_t a, uint64_t b) { return (a == 0) == (b == 0); };

@@ -82,9 +82,7 @@ fn provision(path: &Path) -> Result<()> {
     let folder = user_cache()?;
     let _wheels = Lock::take(&folder.join("lock"))?;
     let cache = Cache::at(folder.join("wheels"));
-    Tree::at(path).install(WANTED, PACKAGES, |package| {
-        cache.wheel(package, pip::download)
-    })?;
+    Tree::at(path).install(WANTED, PACKAGES, |package| cache.wheel(package, pip::download))?;
     Ok(())
 }
 
@@ -120,10 +118,7 @@ mod tests {
 
     fn chosen_with(variables: &[(&str, &str)]) -> Libtorch {
         chosen(&Repo::at(Path::new("/repo")), |name| {
-            variables
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map(|(_, value)| value.into())
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
         })
     }
 
@@ -132,10 +127,7 @@ mod tests {
         let ours = Libtorch::Provisioned("/repo/.libtorch".into());
         assert_eq!(chosen_with(&[]), ours);
         assert_eq!(chosen_with(&[("LIBTORCH", "/repo/.libtorch")]), ours);
-        assert_eq!(
-            chosen_with(&[("LIBTORCH", "/mine")]),
-            Libtorch::Named("/mine".into())
-        );
+        assert_eq!(chosen_with(&[("LIBTORCH", "/mine")]), Libtorch::Named("/mine".into()));
         let both = [("LIBTORCH", "/mine"), ("LIBTORCH_USE_PYTORCH", "1")];
         assert_eq!(chosen_with(&both), Libtorch::PyTorch);
     }
