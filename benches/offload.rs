@@ -7,7 +7,7 @@ use memfit::CpuOffload;
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 
 fn bench(criterion: &mut Criterion) {
-    let (rows, width) = if support::measures() { (2048, 256) } else { (64, 64) };
+    let (rows, width) = if support::measures() { (2048, 256) } else { (256, 256) };
     let vs = nn::VarStore::new(Device::Cpu);
     let model = (0..8).fold(nn::seq(), |model, index| {
         let linear = nn::linear(vs.root() / index, width, width, Default::default());

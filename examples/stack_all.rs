@@ -25,19 +25,19 @@ fn main() -> Result<(), Failure> {
         .with(GradAccumulator::every(4))
         .with(GradClip::norm(1.0))
         .with(CpuOffload::activations().disk(&folder))
-        .with(Cosine::new(50).warm_up(5))
+        .with(Cosine::new(30).warm_up(3))
         .with(Budget::parse("32MiB")?)
         .build()?;
     println!("{training}\n");
 
     let mut random = Random::new(0);
-    let batches = (0..200).map(|_| text.batch(&config, &mut random, Device::Cpu));
+    let batches = (0..120).map(|_| text.batch(&config, &mut random, Device::Cpu));
     for micro in training.windows(batches) {
         let outcome =
             training.step(micro?, |batch| Ok(Loss::mean(model.loss(batch, true), batch.0.numel())))?;
         if let StepOutcome::Stepped { loss, peak, lr, .. } = outcome {
             let step = training.position().steps;
-            if step % 10 == 0 {
+            if step % 5 == 0 {
                 let (loss, peak) = (loss.double_value(&[]), peak as f64 / 1e6);
                 println!("step {step}: loss {loss:.3}, peak {peak:.2} MB, lr {:.1e}", lr[0]);
             }

@@ -7,7 +7,6 @@
 
 mod model;
 mod plan;
-pub mod stub;
 mod text;
 
 pub use model::{Config, Gpt, Recompute};

@@ -60,7 +60,7 @@ impl Gpt {
         for index in 0..config.blocks {
             let block = Block::new(&(vs / "blocks" / index), config);
             blocks = if recompute.covers(index) {
-                blocks.add(super::stub::ActivationCheckpoint::with_train(block))
+                blocks.add(memfit::ActivationCheckpoint::with_train(block))
             } else {
                 blocks.add(block)
             };
