@@ -56,7 +56,9 @@ const PARTS: [Part; 14] = [
 ];
 
 /// Pairs that `build()` refuses.
-const REFUSED: [(Part, Part); 8] = [
+const REFUSED: [(Part, Part); 10] = [
+    (Fp16, Master),
+    (Fp32Sum, Fp16),
     (Every, Tokens),
     (Every, Fp32Sum),
     (Tokens, Fp32Sum),

@@ -159,13 +159,16 @@ impl Strategy for AmpScaler {
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
         self.device = preparation.device;
-        let half = preparation.parameters.iter().find(|one| one.tensor.kind() == Kind::Half);
+        let half = preparation.parameters.iter().find(|one| one.tensor.kind() != Kind::Float);
         match (half, &self.scale) {
             (Some(parameter), Some(_)) => Err(Error::Incompatible {
                 left: self.name(),
-                right: format!("the f16 parameter `{}`", parameter.name),
-                why: "autocast wants fp32 weights: f16 ones lose the updates".to_owned(),
-                remedy: "keep the weights in fp32, or train a bf16 model with MasterWeights::fp32()"
+                right: format!("the {:?} parameter `{}`", parameter.tensor.kind(), parameter.name),
+                why: "autocast to fp16 wants fp32 weights: f16 ones lose the updates, and operators \
+                      such as BatchNorm refuse weights of another half precision"
+                    .to_owned(),
+                remedy: "keep the weights in fp32, or train a bf16 model with AmpScaler::bf16() or \
+                         MasterWeights::fp32()"
                     .to_owned(),
             }),
             _ => Ok(()),
