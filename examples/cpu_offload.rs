@@ -25,7 +25,7 @@ fn train(offload: bool) -> Result<(f64, u64)> {
     memfit::tch::manual_seed(0);
     let vs = nn::VarStore::new(Device::Cpu);
     let model = model(&vs);
-    let optimizer = AdamW::new(&vs, AdamWConfig::default())?;
+    let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(1e-4))?;
     let folder = std::env::temp_dir();
     let mut training = if offload {
         let activations = CpuOffload::activations().disk(&folder);

@@ -298,6 +298,7 @@ fn optimizer_state_on_disk_gives_the_same_bits_and_stays_there_after_a_load() {
 
     let again = support::copies(&plain).into_iter().map(|p| p.set_requires_grad(true)).collect::<Vec<_>>();
     let mut loaded = CpuOffload::optimizer(two_groups(&again)).disk(std::env::temp_dir()).expect("a folder");
+    loaded.allocate().expect("room");
     let before = memfit::memory::stats(Device::Cpu).expect("figures").current;
     loaded.load(&state).expect("a load");
     assert_eq!(memfit::memory::stats(Device::Cpu).expect("figures").current, before);
@@ -315,11 +316,9 @@ fn an_update_has_one_parameters_state_in_memory() {
     let parameters: Vec<Tensor> = sizes.iter().map(|size| leaf(&[*size])).collect();
     let optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("an optimizer");
     let before = memfit::memory::stats(Device::Cpu).expect("figures").current;
-    let (offloaded, peak) = memfit::memory::peak_of(Device::Cpu, || {
-        CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).expect("a folder")
-    })
-    .expect("a peak");
-    let mut offloaded = offloaded;
+    let mut offloaded = CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).expect("a folder");
+    let (allocated, peak) = memfit::memory::peak_of(Device::Cpu, || offloaded.allocate()).expect("a peak");
+    allocated.expect("room");
     assert_eq!(memfit::memory::stats(Device::Cpu).expect("figures").current, before);
     let largest = 65_536 * 8;
     // libtorch pads allocations to 64 bytes; nothing else may be there.

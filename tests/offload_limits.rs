@@ -249,8 +249,9 @@ fn a_disk_too_small_for_optimizer_state_is_found_when_it_is_made() {
     let _guard = support::serial();
     let parameters = vec![Tensor::randn([1 << 16], CPU).set_requires_grad(true)];
     let optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("an optimizer");
+    let mut offloaded = CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).expect("a folder");
     let full = FullDisk::after(128 << 10);
-    let refused = CpuOffload::optimizer(optimizer).disk(std::env::temp_dir());
+    let refused = offloaded.allocate();
     drop(full);
     assert!(matches!(refused, Err(Error::Io { .. })));
     assert!(parameters[0].requires_grad(), "what was hidden is put back");
@@ -272,6 +273,7 @@ fn step_with_a_cut_file(left: u64) -> (memfit::Result<()>, u64, [bool; 2]) {
     let parameters: Vec<Tensor> = (0..2).map(|_| Tensor::randn([64], CPU).set_requires_grad(true)).collect();
     let optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("an optimizer");
     let mut optimizer = CpuOffload::optimizer(optimizer).disk(folder.path()).expect("a folder");
+    optimizer.allocate().expect("room");
     let losses: Vec<Tensor> = parameters.iter().map(|p| p.square().sum(Kind::Float)).collect();
     Tensor::stack(&losses, 0).sum(Kind::Float).backward();
     let before = support::copies(&parameters);

@@ -27,7 +27,6 @@ unsafe extern "C" {
     fn mf_tensor_dtype(tensor: *const C_tensor) -> c_int;
     fn mf_storage_nbytes(tensor: *const C_tensor) -> u64;
     fn mf_storage_watch(tensor: *const C_tensor) -> *mut RawWeakStorage;
-    fn mf_storage_alive(watch: *const RawWeakStorage) -> c_int;
     fn mf_storage_unwatch(watch: *mut RawWeakStorage);
     fn mf_storage_base(tensor: *const C_tensor, base: *mut *mut C_tensor) -> c_int;
     fn mf_storage_view(
@@ -72,12 +71,6 @@ impl StorageId {
     /// A number no other storage has while this identity lives.
     pub(crate) fn key(&self) -> usize {
         self.address
-    }
-
-    /// Whether a tensor still uses the storage.
-    pub(crate) fn alive(&self) -> bool {
-        // SAFETY: the pointer is owned by self.
-        unsafe { mf_storage_alive(self.watch) != 0 }
     }
 }
 

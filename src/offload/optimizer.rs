@@ -28,10 +28,11 @@ impl<O: Optimizer> StateHome<O> {
         Self { inner }
     }
 
-    /// The state lives in a temporary file in this folder, reserved at full size now.
+    /// The state lives in a temporary file in this folder. It is made, and the file reserved
+    /// at full size, by `build()`, or by [`Optimizer::allocate`] in a plain loop.
     ///
     /// # Errors
-    /// [`Error::Io`] for an unusable folder or a full disk; [`Error::Unsupported`] for an
+    /// [`Error::Io`] for an unusable folder; [`Error::Unsupported`] for an
     /// optimizer whose state cannot be reached; out of memory.
     pub fn disk(self, folder: impl AsRef<Path>) -> Result<OptimizerOffload<O>> {
         let disk = Disk::new(folder.as_ref())?;
@@ -112,7 +113,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
             }
         };
         let mut offload = Self { inner, described, update_on, berths, observer };
-        offload.allocate()?;
+        offload.adopt_all()?;
         Ok(offload)
     }
 
@@ -161,6 +162,11 @@ impl<O: Optimizer> OptimizerOffload<O> {
     fn adopt(&mut self, group: usize, index: usize) -> Result<()> {
         let Some(berths) = self.berths.clone() else { return Ok(()) };
         self.inner.state_of(group, index).into_iter().try_for_each(|state| berths.adopt(state))
+    }
+
+    /// Sends home whatever state there is already.
+    fn adopt_all(&mut self) -> Result<()> {
+        self.all().into_iter().try_for_each(|(group, index, _)| self.adopt(group, index))
     }
 
     fn announce(&mut self, group: usize, index: usize) {

@@ -52,8 +52,11 @@ pub(crate) struct Hold {
     which: Range<usize>,
 }
 
+/// Whose weight a storage is, and which one.
+type Known = HashMap<usize, (Weak<Weights>, usize)>;
+
 /// All offloaded weights of the process, by storage; an entry's storage is alive.
-static KNOWN: LazyLock<Mutex<HashMap<usize, (Weak<Weights>, usize)>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 /// Holds one parameter, if it is an offloaded weight.
 pub(crate) fn hold(parameter: &Tensor) -> Result<Option<Hold>> {
