@@ -1,4 +1,4 @@
-//! memfit makes training fit in memory.
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 
