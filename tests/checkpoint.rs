@@ -751,6 +751,40 @@ fn an_error_of_the_closure_keeps_its_type_through_segments() {
     assert!(matches!(error, Error::Config { setting: "depth", .. }), "{error:?}");
 }
 
+/// Case 32.
+#[test]
+fn a_generator_that_cannot_be_captured_is_a_typed_error() {
+    let error = memfit::rng::Generators::capture(Device::Mps).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+}
+
+#[test]
+fn backward_may_run_on_another_thread_than_forward() {
+    let _guard = serial();
+    let run = |wrapped: bool| {
+        tch::manual_seed(2);
+        let weights = vec![leaf(&[8, 8])];
+        let body: fn(&[Tensor], &Tensor) -> Tensor = |w, x| x.matmul(&w[0]).dropout(0.5, true).tanh();
+        let x = leaf(&[4, 8]);
+        let block = Block { weights: clones(&weights), body };
+        let y = if wrapped { ActivationCheckpoint::new(block).forward(&x) } else { block.forward(&x) };
+        std::thread::spawn(move || y.sum(Kind::Float).backward()).join().unwrap();
+        vec![x.grad().copy(), weights[0].grad().copy()]
+    };
+    assert!(same(&run(true), &run(false)));
+}
+
+/// A segment that swallows the early stop is left all the same, and counts as recomputed.
+#[test]
+fn a_segment_that_ignores_errors_still_gives_the_right_gradients() {
+    let _guard = serial();
+    assert_same("swallows", &leaf(&[4, 8]), vec![leaf(&[8, 8])], |w, x| {
+        let y = x.matmul(&w[0]).tanh();
+        let z = y.f_matmul(&w[0]).unwrap_or_else(|_| y.shallow_clone());
+        z.f_mul_scalar(2.0).unwrap_or(z)
+    });
+}
+
 #[test]
 fn two_threads_train_one_shared_module() {
     let _guard = serial();
