@@ -1,14 +1,13 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::panic::resume_unwind;
 
 use tch::Tensor;
 use tch::nn::{Module, ModuleT};
 
 use super::segment::{EarlyStop, Segment};
 use super::shared::Shared;
-use crate::error::{Error, Result};
-use crate::step::is_inside;
+use crate::error::Result;
+use crate::step::unwind;
 
 /// The wrapped module is a [`Module`]: it has no train flag.
 #[derive(Debug)]
@@ -123,13 +122,4 @@ impl<M: ModuleT + 'static> ModuleT for ActivationCheckpoint<M, WithTrain> {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
         self.try_forward_t(xs, train).unwrap_or_else(|error| unwind(error))
     }
-}
-
-/// A module cannot return an error: inside a step or a segment the error itself unwinds and
-/// is caught there, elsewhere it is a panic with its text.
-pub(super) fn unwind(error: Error) -> ! {
-    if is_inside() {
-        resume_unwind(Box::new(error));
-    }
-    panic!("{error}")
 }

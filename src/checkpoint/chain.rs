@@ -5,12 +5,13 @@ use std::sync::Arc;
 use tch::Tensor;
 use tch::nn::{Module, ModuleT};
 
-use super::activation::{Plain, WithTrain, unwind};
+use super::activation::{Plain, WithTrain};
 use super::checkpointer::{Checkpointer, Plan, check_cover};
 use super::segment::{EarlyStop, Segment};
 use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::saved::Link;
+use crate::step::unwind;
 
 type Blocks = Vec<Box<dyn ModuleT>>;
 

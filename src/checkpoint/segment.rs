@@ -157,7 +157,7 @@ impl Segment {
         let recomputes = self.recomputes.clone();
         let closure = Closure::new(move |args: &mut Arguments<'_>| {
             let mut tensors = args.inputs().into_iter();
-            let inputs = skeleton.map(&mut |_| tensors.next().unwrap_or_else(Tensor::new));
+            let inputs = skeleton.map(&mut |_| tensors.next().unwrap_or_default());
             let held = module.lock()?;
             recomputes.fetch_add(1, Ordering::Relaxed);
             recomputed(|| f(&held, &inputs).map(drop))

@@ -31,6 +31,7 @@ pub(crate) struct AutocastState {
     raw: RawAutocast,
 }
 
+#[cfg(test)]
 impl AutocastState {
     /// Whether operators cast.
     pub(crate) fn enabled(&self) -> bool {
@@ -54,6 +55,7 @@ impl AutocastState {
 }
 
 const HALF: c_int = 5;
+#[cfg(test)]
 const FLOAT: c_int = 6;
 const BFLOAT16: c_int = 15;
 

@@ -55,16 +55,6 @@ impl Arguments<'_> {
     pub(crate) fn give_closure(&mut self, closure: Closure) {
         self.raw.closure = closure.into_raw();
     }
-
-    /// The number that C++ passes in.
-    pub(crate) fn number(&self) -> i64 {
-        self.raw.number
-    }
-
-    /// Hands a number to C++.
-    pub(crate) fn give_number(&mut self, number: i64) {
-        self.raw.number = number;
-    }
 }
 
 type Body = Box<dyn FnMut(&mut Arguments<'_>) -> Result<()> + Send>;

@@ -40,17 +40,13 @@ unsafe extern "C" {
     safe fn mf_device_reset_peak(device: c_int) -> c_int;
     safe fn mf_device_release_caches() -> c_int;
     fn mf_device_memory(device: c_int, free: *mut u64, total: *mut u64) -> c_int;
-    safe fn mf_device_synchronize(device: c_int) -> c_int;
     fn mf_stream_current(device: c_int, out: *mut *mut RawStream) -> c_int;
     fn mf_stream_new(device: c_int, out: *mut *mut RawStream) -> c_int;
     fn mf_stream_enter(stream: *mut RawStream, former: *mut *mut RawStream) -> c_int;
-    fn mf_stream_synchronize(stream: *mut RawStream) -> c_int;
     fn mf_stream_uses(stream: *mut RawStream, tensor: *const C_tensor) -> c_int;
     fn mf_stream_free(stream: *mut RawStream);
     fn mf_event_record(stream: *mut RawStream, out: *mut *mut RawEvent) -> c_int;
     fn mf_event_block(event: *mut RawEvent, stream: *mut RawStream) -> c_int;
-    fn mf_event_synchronize(event: *mut RawEvent) -> c_int;
-    fn mf_event_done(event: *mut RawEvent, out: *mut c_int) -> c_int;
     fn mf_event_free(event: *mut RawEvent);
 }
 
@@ -106,11 +102,6 @@ pub(crate) fn memory(device: Device) -> Result<(u64, u64)> {
     Ok((free, total))
 }
 
-/// Waits until all of the device's work is done.
-pub(crate) fn synchronize(device: Device) -> Result<()> {
-    check(mf_device_synchronize(index(device, "synchronizing")?))
-}
-
 /// A stream of an accelerator.
 #[derive(Debug)]
 pub(crate) struct Stream(*mut RawStream);
@@ -145,12 +136,6 @@ impl Stream {
         // SAFETY: the stream is alive; `former` is writable and then owned.
         check(unsafe { mf_stream_enter(self.0, &mut former) })?;
         Ok(StreamGuard { former: Self(former), thread: std::marker::PhantomData })
-    }
-
-    /// This thread waits for all its work.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the stream is alive.
-        check(unsafe { mf_stream_synchronize(self.0) })
     }
 
     /// Marks a point behind the work queued so far.
@@ -206,22 +191,6 @@ pub(crate) struct Event(*mut RawEvent);
 
 // SAFETY: an event handle may be waited for, asked and freed by any one thread.
 unsafe impl Send for Event {}
-
-impl Event {
-    /// This thread waits until the point is reached.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event is alive.
-        check(unsafe { mf_event_synchronize(self.0) })
-    }
-
-    /// Whether the point is reached.
-    pub(crate) fn is_done(&self) -> Result<bool> {
-        let mut done = 0;
-        // SAFETY: the event is alive, `done` writable.
-        check(unsafe { mf_event_done(self.0, &mut done) })?;
-        Ok(done != 0)
-    }
-}
 
 impl Drop for Event {
     fn drop(&mut self) {

@@ -19,8 +19,6 @@ struct RawMeasured {
 unsafe extern "C" {
     fn mf_measure(tensors: *const *const C_tensor, count: usize, factor: f64, out: *mut RawMeasured)
     -> c_int;
-    fn mf_scale(tensors: *const *const C_tensor, count: usize, factor: f64) -> c_int;
-    fn mf_clamp(tensors: *const *const C_tensor, count: usize, limit: f64, factor: f64) -> c_int;
     fn mf_add_to(sums: *const *const C_tensor, tensors: *const *const C_tensor, count: usize) -> c_int;
     fn mf_cast_into(to: *const C_tensor, from: *const C_tensor) -> c_int;
 }
@@ -41,20 +39,6 @@ pub(crate) fn measure<T: Borrow<Tensor>>(grads: &[T], factor: f64) -> Result<Mea
     // SAFETY: the handles are borrowed for the call, `raw` is writable.
     check(unsafe { mf_measure(grads.as_ptr(), grads.len(), factor, &mut raw) })?;
     Ok(Measured { squared_norm: raw.squared_norm, non_finite: raw.non_finite != 0 })
-}
-
-/// Multiplies in place.
-pub(crate) fn scale_<T: Borrow<Tensor>>(tensors: &[T], factor: f64) -> Result<()> {
-    let tensors = handles(tensors);
-    // SAFETY: the handles are borrowed for the call.
-    check(unsafe { mf_scale(tensors.as_ptr(), tensors.len(), factor) })
-}
-
-/// Multiplies in place, then bounds each number to ±limit.
-pub(crate) fn clamp_<T: Borrow<Tensor>>(tensors: &[T], limit: f64, factor: f64) -> Result<()> {
-    let tensors = handles(tensors);
-    // SAFETY: the handles are borrowed for the call.
-    check(unsafe { mf_clamp(tensors.as_ptr(), tensors.len(), limit, factor) })
 }
 
 /// Adds each tensor to its sum, in the sum's dtype. Pairs beyond the shorter list are left.

@@ -12,7 +12,6 @@ unsafe extern "C" {
     fn mf_tensor_identity(tensor: *const C_tensor) -> usize;
     fn mf_storage_identity(tensor: *const C_tensor) -> usize;
     fn mf_tensor_version(tensor: *const C_tensor) -> u64;
-    fn mf_tensor_bump_version(tensor: *const C_tensor) -> c_int;
     fn mf_tensor_put_back(tensor: *const C_tensor, bytes: *const C_tensor) -> c_int;
 }
 
@@ -32,12 +31,6 @@ pub(crate) fn storage_identity(tensor: &Tensor) -> usize {
 pub(crate) fn version(tensor: &Tensor) -> u64 {
     // SAFETY: the handle is borrowed for the call.
     unsafe { mf_tensor_version(tensor.as_ptr()) }
-}
-
-/// Counts one change in place, for code that writes behind libtorch's back.
-pub(crate) fn bump_version(tensor: &Tensor) -> Result<()> {
-    // SAFETY: the handle is borrowed for the call.
-    check(unsafe { mf_tensor_bump_version(tensor.as_ptr()) })
 }
 
 /// Puts a value back that the tensor held before, without counting a change.

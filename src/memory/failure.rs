@@ -17,7 +17,7 @@ type Report = (Option<u64>, Option<u64>, Option<u64>, Device);
 /// The counting allocator's.
 fn counted(text: &str) -> Option<Report> {
     let (_, report) = text.split_once("memfit: out of memory: ")?;
-    let number = |name| after(report, name).and_then(|rest| digits(rest));
+    let number = |name| after(report, name).and_then(digits);
     Some((number("requested="), number("live="), number("limit="), Device::Cpu))
 }
 

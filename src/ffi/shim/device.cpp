@@ -70,13 +70,6 @@ int mf_device_memory(int device, uint64_t *free, uint64_t *total) noexcept {
   });
 }
 
-int mf_device_synchronize(int device) noexcept {
-  return memfit::guarded([&] {
-    c10::Device which = accelerator(device);
-    guard_of(which).synchronizeDevice(which.index());
-  });
-}
-
 int mf_stream_current(int device, mf_stream *out) noexcept {
   return memfit::guarded([&] {
     c10::Device which = accelerator(device);
@@ -98,10 +91,6 @@ int mf_stream_enter(mf_stream stream, mf_stream *former) noexcept {
   });
 }
 
-int mf_stream_synchronize(mf_stream stream) noexcept {
-  return memfit::guarded([&] { stream->stream.synchronize(); });
-}
-
 int mf_stream_uses(mf_stream stream, mf_tensor tensor) noexcept {
   return memfit::guarded([&] {
     guard_of(stream->stream.device())
@@ -121,14 +110,6 @@ int mf_event_record(mf_stream stream, mf_event *out) noexcept {
 
 int mf_event_block(mf_event event, mf_stream stream) noexcept {
   return memfit::guarded([&] { event->event.block(stream->stream); });
-}
-
-int mf_event_synchronize(mf_event event) noexcept {
-  return memfit::guarded([&] { event->event.synchronize(); });
-}
-
-int mf_event_done(mf_event event, int *out) noexcept {
-  return memfit::guarded([&] { *out = event->event.query() ? 1 : 0; });
 }
 
 void mf_event_free(mf_event event) noexcept { delete event; }

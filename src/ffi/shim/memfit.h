@@ -85,7 +85,6 @@ size_t mf_tensor_identity(mf_tensor tensor) noexcept;
 size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
-int mf_tensor_bump_version(mf_tensor tensor) noexcept;
 // Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
 int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
@@ -114,7 +113,6 @@ int mf_tensor_dtype(mf_tensor tensor) noexcept;
 uint64_t mf_storage_nbytes(mf_tensor tensor) noexcept;
 // Owned, freed by mf_storage_unwatch; null without a storage. Any thread.
 mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept;
-int mf_storage_alive(const mf_weak_storage *watch) noexcept;
 void mf_storage_unwatch(mf_weak_storage *watch) noexcept;  // given
 // *base, owned: all bytes of the storage as 1-d uint8, with a version counter of its own.
 int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept;
@@ -196,22 +194,17 @@ int mf_device_reset_peak(int device) noexcept;
 // Gives cached blocks back to the device and, pinned ones, to the host.
 int mf_device_release_caches() noexcept;
 int mf_device_memory(int device, uint64_t *free, uint64_t *total) noexcept;
-int mf_device_synchronize(int device) noexcept;
 // The stream that this thread uses now, or one from the pool.
 int mf_stream_current(int device, mf_stream *out) noexcept;
 int mf_stream_new(int device, mf_stream *out) noexcept;
 // Makes it this thread's current stream; the former one is owned by the caller.
 int mf_stream_enter(mf_stream stream, mf_stream *former) noexcept;
-int mf_stream_synchronize(mf_stream stream) noexcept;
 // Keeps the tensor's storage from being reused before the stream's work so far is done.
 int mf_stream_uses(mf_stream stream, mf_tensor tensor) noexcept;
 void mf_stream_free(mf_stream stream) noexcept;
 int mf_event_record(mf_stream stream, mf_event *out) noexcept;
 // Later work of the stream waits for the event.
 int mf_event_block(mf_event event, mf_stream stream) noexcept;
-// This thread waits for the event.
-int mf_event_synchronize(mf_event event) noexcept;
-int mf_event_done(mf_event event, int *out) noexcept;
 void mf_event_free(mf_event event) noexcept;
 
 // ---- generators (rng.cpp) ----------------------------------------------------------------
@@ -252,9 +245,6 @@ struct mf_measured {
 // v = tensor * factor, in fp32 (fp64 for fp64): the sum of v^2 in double, and whether a v is
 // not finite. One readback per accelerator, none on the CPU.
 int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measured *out) noexcept;
-int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept;
-// Multiplies, then bounds to [-limit, limit]; NaN stays.
-int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept;
 // sums[i] += tensors[i], the sum in its own dtype, without a copy of a tensor on the CPU for
 // fp32 += bf16 or fp16 of the same strides.
 int mf_add_to(const mf_tensor *sums, const mf_tensor *tensors, size_t count) noexcept;

@@ -1,8 +1,7 @@
-// One pass over many gradients: measure, scale, clamp, widen. On the CPU in fixed chunks, so
+// One pass over many gradients: measure, widen. On the CPU in fixed chunks, so
 // that a sum has the same bits whatever the number of threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/BFloat16.h>
@@ -145,35 +144,6 @@ void measure_device(const std::vector<at::Tensor> &tensors, double factor, mf_me
 }
 
 // f is applied to each element, widened to fp32 (fp64 stays), and rounded back.
-template <class Element, class Function>
-MEMFIT_INLINE void apply(Element *values, int64_t length, Function f) {
-  for (int64_t i = 0; i < length; ++i) values[i] = static_cast<Element>(f(values[i]));
-}
-
-template <class Number>
-struct Clamp {
-  Number factor, limit;
-  MEMFIT_INLINE Number operator()(Number value) const {
-    value *= factor;
-    // Written so that a NaN stays one.
-    return value > limit ? limit : (value < -limit ? -limit : value);
-  }
-};
-
-void clamp_chunk(const Chunk &chunk, double limit, double factor) {
-  Clamp<float> narrow{static_cast<float>(factor), static_cast<float>(limit)};
-  void *data = chunk.tensor->mutable_data_ptr();
-  switch (chunk.tensor->scalar_type()) {
-    case at::kFloat: return apply(static_cast<float *>(data) + chunk.start, chunk.length, narrow);
-    case at::kBFloat16:
-      return apply(static_cast<at::BFloat16 *>(data) + chunk.start, chunk.length, narrow);
-    case at::kHalf: return apply(static_cast<at::Half *>(data) + chunk.start, chunk.length, narrow);
-    default:
-      return apply(
-          static_cast<double *>(data) + chunk.start, chunk.length, Clamp<double>{factor, limit});
-  }
-}
-
 template <class Element>
 MEMFIT_INLINE void add(float *sums, const Element *values, int64_t length) {
   int64_t i = 0;
@@ -185,13 +155,6 @@ MEMFIT_INLINE void add(float *sums, const Element *values, int64_t length) {
 
 MEMFIT_CLONES void add_of(float *s, const c10::BFloat16 *v, int64_t n) { add(s, v, n); }
 MEMFIT_CLONES void add_of(float *s, const c10::Half *v, int64_t n) { add(s, v, n); }
-
-std::vector<at::Tensor> handles(const mf_tensor *tensors, size_t count) {
-  std::vector<at::Tensor> list;
-  list.reserve(count);
-  for (size_t i = 0; i < count; ++i) list.push_back(*tensors[i]);
-  return list;
-}
 
 void bump(const mf_tensor *tensors, size_t count) {
   for (size_t i = 0; i < count; ++i) tensors[i]->unsafeGetTensorImpl()->bump_version();
@@ -225,33 +188,6 @@ int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measure
     }
     measure_cpu(host, factor, out);
     for (auto &[device, list] : devices) measure_device(list, factor, out);
-  });
-}
-
-int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept {
-  return memfit::guarded([&] {
-    if (count == 0) return;
-    at::AutoDispatchBelowADInplaceOrView below;
-    at::_foreach_mul_(handles(tensors, count), factor);
-    bump(tensors, count);
-  });
-}
-
-int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept {
-  return memfit::guarded([&] {
-    at::AutoDispatchBelowADInplaceOrView below;
-    std::vector<at::Tensor> quick;
-    for (size_t i = 0; i < count; ++i) {
-      at::Tensor tensor = *tensors[i];
-      if (fast(tensor)) {
-        quick.push_back(tensor);
-      } else {
-        tensor.mul_(factor).clamp_(-limit, limit);
-      }
-    }
-    std::vector<Chunk> chunks = chunks_of(quick);
-    each_chunk(chunks, [&](int64_t i) { clamp_chunk(chunks[i], limit, factor); });
-    bump(tensors, count);
   });
 }
 

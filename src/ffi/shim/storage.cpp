@@ -67,8 +67,6 @@ mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept {
   return new mf_weak_storage{storage.getWeakStorageImpl()};
 }
 
-int mf_storage_alive(const mf_weak_storage *watch) noexcept { return !watch->storage.expired(); }
-
 void mf_storage_unwatch(mf_weak_storage *watch) noexcept { delete watch; }
 
 int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept {

@@ -16,10 +16,6 @@ uint64_t mf_tensor_version(mf_tensor tensor) noexcept {
   return tensor->unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-int mf_tensor_bump_version(mf_tensor tensor) noexcept {
-  return memfit::guarded([&] { tensor->unsafeGetTensorImpl()->bump_version(); });
-}
-
 int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept {
   return memfit::guarded([&] {
     at::NoGradGuard no_grad;
