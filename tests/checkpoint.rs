@@ -89,7 +89,10 @@ fn an_input_without_gradient_still_gives_the_parameters_theirs() {
     let w = leaf(&[8, 4]);
     let x = Tensor::randn([2, 8], FLOAT);
     assert_same("first layer", &x, vec![w.shallow_clone()], |w, x| x.matmul(&w[0]).tanh());
-    let block = ActivationCheckpoint::new(Block { weights: vec![w.shallow_clone()], body: |w, x| x.matmul(&w[0]).tanh() });
+    let block = ActivationCheckpoint::new(Block {
+        weights: vec![w.shallow_clone()],
+        body: |w, x| x.matmul(&w[0]).tanh(),
+    });
     block.forward(&x).sum(Kind::Float).backward();
     assert!(w.grad().abs().sum(Kind::Float).double_value(&[]) > 0.0);
 }
@@ -102,7 +105,9 @@ fn twenty_kinds_of_last_operator_give_the_same_bits() {
     let endings: &[(&str, Body)] = &[
         ("rrelu", |w, x| x.matmul(&w[0]).rrelu(true)),
         ("dropout", |w, x| x.matmul(&w[0]).tanh().dropout(0.3, true)),
-        ("max pool", |w, x| x.matmul(&w[0]).view([1, 1, 12, 16]).max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false)),
+        ("max pool", |w, x| {
+            x.matmul(&w[0]).view([1, 1, 12, 16]).max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false)
+        }),
         ("attention", |w, x| {
             let q = x.matmul(&w[0]).view([1, 2, 6, 16]);
             Tensor::scaled_dot_product_attention::<Tensor>(&q, &q.tanh(), &q, None, 0.0, true, None, false)
@@ -115,12 +120,28 @@ fn twenty_kinds_of_last_operator_give_the_same_bits() {
         ("layer norm", |w, x| x.matmul(&w[0]).layer_norm([16], Some(&w[1]), Some(&w[2]), 1e-5, false)),
         ("batch norm", |w, x| {
             let (mean, var) = (Tensor::zeros([16], FLOAT), Tensor::ones([16], FLOAT));
-            x.matmul(&w[0]).batch_norm(Some(&w[1]), Some(&w[2]), Some(&mean), Some(&var), true, 0.1, 1e-5, false)
+            x.matmul(&w[0]).batch_norm(
+                Some(&w[1]),
+                Some(&w[2]),
+                Some(&mean),
+                Some(&var),
+                true,
+                0.1,
+                1e-5,
+                false,
+            )
         }),
         ("gelu", |w, x| x.matmul(&w[0]).gelu("tanh")),
         ("in-place relu", |w, x| x.matmul(&w[0]).relu_()),
         ("convolution", |w, x| {
-            x.matmul(&w[0]).view([1, 1, 12, 16]).conv2d(&w[0].view([1, 1, 16, 16]).i((.., .., ..3, ..3)), None::<Tensor>, [1, 1], [1, 1], [1, 1], 1)
+            x.matmul(&w[0]).view([1, 1, 12, 16]).conv2d(
+                &w[0].view([1, 1, 16, 16]).i((.., .., ..3, ..3)),
+                None::<Tensor>,
+                [1, 1],
+                [1, 1],
+                [1, 1],
+                1,
+            )
         }),
         ("embedding", |w, x| {
             let index = x.abs().to_kind(Kind::Int64);
@@ -140,9 +161,21 @@ fn twenty_kinds_of_last_operator_give_the_same_bits() {
         }),
         ("sort", |w, x| x.matmul(&w[0]).sort(-1, true).0),
         ("silu", |w, x| x.matmul(&w[0]).silu()),
-        ("group norm", |w, x| x.matmul(&w[0]).view([12, 4, 4]).group_norm(2, Some(&w[1].i(..4)), Some(&w[2].i(..4)), 1e-5, false)),
+        ("group norm", |w, x| {
+            x.matmul(&w[0]).view([12, 4, 4]).group_norm(
+                2,
+                Some(&w[1].i(..4)),
+                Some(&w[2].i(..4)),
+                1e-5,
+                false,
+            )
+        }),
         ("cumulative product", |w, x| x.matmul(&w[0]).cumprod(1, Kind::Float)),
-        ("instance norm", |w, x| x.matmul(&w[0]).view([2, 6, 16]).instance_norm::<Tensor>(None, None, None, None, true, 0.1, 1e-5, false)),
+        ("instance norm", |w, x| {
+            x.matmul(&w[0])
+                .view([2, 6, 16])
+                .instance_norm::<Tensor>(None, None, None, None, true, 0.1, 1e-5, false)
+        }),
     ];
     for (what, body) in endings {
         let weights = vec![leaf(&[16, 16]), leaf(&[16]), leaf(&[16])];
@@ -376,8 +409,16 @@ fn another_branch_in_the_recompute_names_the_segment() {
     let bodies: [fn(&[Tensor], &Tensor) -> Tensor; 3] = [
         // Fewer, more, and another shape.
         |w, x| if w[1].double_value(&[]) > 0.5 { x * 2.0 } else { x.matmul(&w[0]).tanh() },
-        |w, x| if w[1].double_value(&[]) > 0.5 { x.matmul(&w[0]).tanh().sin() } else { x.matmul(&w[0]).sigmoid() },
-        |w, x| if w[1].double_value(&[]) > 0.5 { x.i(..1).matmul(&w[0]).tanh() } else { x.matmul(&w[0]).tanh() },
+        |w, x| {
+            if w[1].double_value(&[]) > 0.5 {
+                x.matmul(&w[0]).tanh().sin()
+            } else {
+                x.matmul(&w[0]).sigmoid()
+            }
+        },
+        |w, x| {
+            if w[1].double_value(&[]) > 0.5 { x.i(..1).matmul(&w[0]).tanh() } else { x.matmul(&w[0]).tanh() }
+        },
     ];
     for (index, body) in bodies.into_iter().enumerate() {
         let block = block(body).early_stop(EarlyStop::Off);
@@ -418,9 +459,8 @@ fn nested_and_repeated_segments_give_the_same_bits() {
         &weights,
     );
     let inner = |w: &Tensor| ActivationCheckpoint::new(plain(w)).checked();
-    let pair = |a: &Tensor, b: &Tensor| {
-        ActivationCheckpoint::new(nn::seq().add(inner(a)).add(inner(b))).checked()
-    };
+    let pair =
+        |a: &Tensor, b: &Tensor| ActivationCheckpoint::new(nn::seq().add(inner(a)).add(inner(b))).checked();
     let outer = ActivationCheckpoint::new(
         nn::seq().add(pair(&weights[0], &weights[1])).add(pair(&weights[2], &weights[3])),
     )
@@ -552,7 +592,10 @@ fn a_panic_in_forward_or_recompute_is_an_error_and_the_next_step_works() {
 #[test]
 fn without_gradients_a_segment_costs_nothing() {
     let _guard = serial();
-    let block = ActivationCheckpoint::new(Block { weights: vec![leaf(&[4, 4])], body: |w, x| x.matmul(&w[0]).tanh() });
+    let block = ActivationCheckpoint::new(Block {
+        weights: vec![leaf(&[4, 4])],
+        body: |w, x| x.matmul(&w[0]).tanh(),
+    });
     let x = leaf(&[2, 4]);
     let before = live();
     let y = tch::no_grad(|| block.forward(&x));
@@ -566,7 +609,10 @@ fn without_gradients_a_segment_costs_nothing() {
 #[test]
 fn a_module_comes_back_when_no_graph_needs_it() {
     let _guard = serial();
-    let block = ActivationCheckpoint::new(Block { weights: vec![leaf(&[4, 4])], body: |w, x| x.matmul(&w[0]).tanh() });
+    let block = ActivationCheckpoint::new(Block {
+        weights: vec![leaf(&[4, 4])],
+        body: |w, x| x.matmul(&w[0]).tanh(),
+    });
     let y = block.forward(&leaf(&[2, 4]));
     let block = block.into_inner().unwrap_err();
     assert_eq!(block.with(|block| block.weights.len()).unwrap(), 1);
@@ -634,7 +680,9 @@ fn the_peak_falls_with_checkpoints() {
             })
             .collect();
         let x = leaf(&[128, 64]);
-        let step = || blocks.iter().fold(x.shallow_clone(), |x, block| block.forward(&x)).sum(Kind::Float).backward();
+        let step = || {
+            blocks.iter().fold(x.shallow_clone(), |x, block| block.forward(&x)).sum(Kind::Float).backward()
+        };
         step();
         let before = live();
         let ((), peak) = memory::peak_of(Device::Cpu, step).unwrap();

@@ -1,4 +1,4 @@
-//! Many tensors in one pass: measure, scale, clamp, widen, cast.
+//! Many tensors in one pass: measure, clamp, widen, cast.
 
 use std::borrow::Borrow;
 use std::os::raw::c_int;
@@ -19,7 +19,6 @@ struct RawMeasured {
 unsafe extern "C" {
     fn mf_measure(tensors: *const *const C_tensor, count: usize, factor: f64, out: *mut RawMeasured)
     -> c_int;
-    fn mf_scale(tensors: *const *const C_tensor, count: usize, factor: f64) -> c_int;
     fn mf_clamp(tensors: *const *const C_tensor, count: usize, limit: f64, factor: f64) -> c_int;
     fn mf_add_to(sums: *const *const C_tensor, tensors: *const *const C_tensor, count: usize) -> c_int;
     fn mf_cast_into(to: *const C_tensor, from: *const C_tensor) -> c_int;
@@ -41,13 +40,6 @@ pub(crate) fn measure<T: Borrow<Tensor>>(grads: &[T], factor: f64) -> Result<Mea
     // SAFETY: the handles are borrowed for the call, `raw` is writable.
     check(unsafe { mf_measure(grads.as_ptr(), grads.len(), factor, &mut raw) })?;
     Ok(Measured { squared_norm: raw.squared_norm, non_finite: raw.non_finite != 0 })
-}
-
-/// Multiplies in place.
-pub(crate) fn scale_<T: Borrow<Tensor>>(tensors: &[T], factor: f64) -> Result<()> {
-    let tensors = handles(tensors);
-    // SAFETY: the handles are borrowed for the call.
-    check(unsafe { mf_scale(tensors.as_ptr(), tensors.len(), factor) })
 }
 
 /// Multiplies in place, then bounds each number to ±limit.
@@ -171,18 +163,6 @@ mod tests {
         clamp_(&[wide.narrow(1, 1, 2)], 2.0, 1.0)?;
         assert_eq!(Vec::<f32>::try_from(wide.get(0))?, [9.0, 2.0, 2.0, 9.0]);
         Ok(())
-    }
-
-    #[test]
-    fn scaling_multiplies_once_and_is_seen_by_autograd() -> Result<()> {
-        for kind in KINDS {
-            let grads = [of(&[3.0], kind), of(&[5.0, -1.0], kind)];
-            let before = version(&grads[1]);
-            scale_(&grads, 0.25)?;
-            assert_eq!(version(&grads[1]), before + 1);
-            assert_eq!(Vec::<f64>::try_from(grads[1].to_kind(Kind::Double))?, [1.25, -0.25]);
-        }
-        scale_::<Tensor>(&[], 2.0)
     }
 
     #[test]

@@ -250,7 +250,6 @@ struct mf_measured {
 // v = tensor * factor, in fp32 (fp64 for fp64): the sum of v^2 in double, and whether a v is
 // not finite. One readback per accelerator, none on the CPU.
 int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measured *out) noexcept;
-int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept;
 // Multiplies, then bounds to [-limit, limit]; NaN stays.
 int mf_clamp(const mf_tensor *tensors, size_t count, double limit, double factor) noexcept;
 // sums[i] += tensors[i], the sum in its own dtype, without a copy of a tensor on the CPU for

@@ -1,8 +1,7 @@
-// One pass over many gradients: measure, scale, clamp, widen. On the CPU in fixed chunks, so
+// One pass over many gradients: measure, clamp, widen. On the CPU in fixed chunks, so
 // that a sum has the same bits whatever the number of threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/BFloat16.h>
@@ -186,13 +185,6 @@ MEMFIT_INLINE void add(float *sums, const Element *values, int64_t length) {
 MEMFIT_CLONES void add_of(float *s, const c10::BFloat16 *v, int64_t n) { add(s, v, n); }
 MEMFIT_CLONES void add_of(float *s, const c10::Half *v, int64_t n) { add(s, v, n); }
 
-std::vector<at::Tensor> handles(const mf_tensor *tensors, size_t count) {
-  std::vector<at::Tensor> list;
-  list.reserve(count);
-  for (size_t i = 0; i < count; ++i) list.push_back(*tensors[i]);
-  return list;
-}
-
 void bump(const mf_tensor *tensors, size_t count) {
   for (size_t i = 0; i < count; ++i) tensors[i]->unsafeGetTensorImpl()->bump_version();
 }
@@ -225,15 +217,6 @@ int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measure
     }
     measure_cpu(host, factor, out);
     for (auto &[device, list] : devices) measure_device(list, factor, out);
-  });
-}
-
-int mf_scale(const mf_tensor *tensors, size_t count, double factor) noexcept {
-  return memfit::guarded([&] {
-    if (count == 0) return;
-    at::AutoDispatchBelowADInplaceOrView below;
-    at::_foreach_mul_(handles(tensors, count), factor);
-    bump(tensors, count);
   });
 }
 

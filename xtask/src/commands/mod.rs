@@ -17,7 +17,8 @@ pub struct Command {
     pub run: fn(&Repo, &[String]) -> Result<()>,
 }
 
-pub const COMMANDS: &[Command] = &[demo::COMMAND, test::COMMAND, peers::COMMAND, libtorch::COMMAND, ci::COMMAND];
+pub const COMMANDS: &[Command] =
+    &[demo::COMMAND, test::COMMAND, peers::COMMAND, libtorch::COMMAND, ci::COMMAND];
 
 /// A `--` that separates our arguments from the program's may be written or left out.
 fn passed_on(args: &[String]) -> &[String] {
