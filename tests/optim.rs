@@ -34,9 +34,9 @@ impl Net {
         tch::manual_seed(7);
         let vs = nn::VarStore::new(Device::Cpu);
         let root = vs.root();
-        root.randn("a", &[6, 4], 0.0, 0.5);
-        root.randn("b", &[4, 3], 0.0, 0.5);
-        root.randn("bias", &[3], 0.0, 0.5);
+        let _ = root.randn("a", &[6, 4], 0.0, 0.5);
+        let _ = root.randn("b", &[4, 3], 0.0, 0.5);
+        let _ = root.randn("bias", &[3], 0.0, 0.5);
         Self { vs, x: Tensor::randn([5, 6], CPU) }
     }
 
