@@ -14,7 +14,6 @@ pub(crate) struct RawArguments {
     input: *mut C_tensor,
     output: *mut C_tensor,
     closure: *mut c_void,
-    number: i64,
     inputs: *const *mut C_tensor,
     count: usize,
 }
@@ -54,16 +53,6 @@ impl Arguments<'_> {
     /// Hands a closure to C++.
     pub(crate) fn give_closure(&mut self, closure: Closure) {
         self.raw.closure = closure.into_raw();
-    }
-
-    /// The number that C++ passes in.
-    pub(crate) fn number(&self) -> i64 {
-        self.raw.number
-    }
-
-    /// Hands a number to C++.
-    pub(crate) fn give_number(&mut self, number: i64) {
-        self.raw.number = number;
     }
 }
 
