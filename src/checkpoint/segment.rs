@@ -150,14 +150,14 @@ impl Segment {
         F: Fn(&M, &I) -> Result<O> + Send + 'static,
     {
         let mut handles = Vec::new();
-        let skeleton = inputs.map(&mut |tensor| {
+        let skeleton = inputs.map_tensors(&mut |tensor| {
             handles.push(tensor.shallow_clone());
             Tensor::new()
         });
         let recomputes = self.recomputes.clone();
         let closure = Closure::new(move |args: &mut Arguments<'_>| {
             let mut tensors = args.inputs().into_iter();
-            let inputs = skeleton.map(&mut |_| tensors.next().unwrap_or_default());
+            let inputs = skeleton.map_tensors(&mut |_| tensors.next().unwrap_or_default());
             let held = module.lock()?;
             recomputes.fetch_add(1, Ordering::Relaxed);
             recomputed(|| f(&held, &inputs).map(drop))
