@@ -677,7 +677,7 @@ fn a_panic_in_forward_or_recompute_is_an_error_and_the_next_step_works() {
         weights: vec![leaf(&[4, 4]), switch.shallow_clone()],
         body: |w, x| {
             let y = x.matmul(&w[0]).dropout(0.5, true);
-            assert!(w[1].double_value(&[]) < 0.5, "the cable is out");
+            tch::no_grad(|| assert!(w[1].double_value(&[]) < 0.5, "the cable is out"));
             y.tanh()
         },
     });
@@ -704,6 +704,54 @@ fn a_panic_in_forward_or_recompute_is_an_error_and_the_next_step_works() {
     assert_eq!(live() - before, 2 * 4 * 4);
     block.try_forward(&x).unwrap().sum(Kind::Float).backward();
     assert!(x.grad().defined());
+}
+
+/// Case 33, inside a step: the error keeps its type through forward and backward.
+#[test]
+fn inside_a_step_a_segments_error_is_the_steps_error() {
+    use memfit::optim::{Sgd, SgdConfig};
+    use memfit::{Loss, Stack};
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let (weight, bias) = (vs.root().randn("weight", &[4, 4], 0.0, 1.0), vs.root().zeros("bias", &[4]));
+    let switch = Tensor::zeros([], FLOAT);
+    let set = |to: f64| switch.shallow_clone().set_data(&Tensor::full([], to, FLOAT));
+    let block = ActivationCheckpoint::new(Block {
+        weights: vec![weight.shallow_clone(), bias.shallow_clone(), switch.shallow_clone()],
+        body: |w, x| {
+            let y = x.matmul(&w[0]) + &w[1];
+            match w[2].double_value(&[]) as i64 {
+                0 => y.tanh().sin(),
+                1 => y.sigmoid(),
+                _ => y.matmul(&Tensor::zeros([3, 3], FLOAT)),
+            }
+        },
+    })
+    .named("head");
+    let sgd = Sgd::new(&vs, SgdConfig::default().lr(0.1)).unwrap();
+    let mut training = Stack::of(&vs, sgd).build().unwrap();
+    let x = Tensor::ones([2, 4], FLOAT);
+    let before = weight.detach().copy();
+    // Another branch in the recompute than in forward.
+    set(0.0);
+    let error = training
+        .step_with(|| {
+            let loss = block.forward(&x).sum(Kind::Float);
+            set(1.0);
+            Ok(Loss::of(loss))
+        })
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("`head`") && text.contains("recompute"), "{text}");
+    // A failure in forward.
+    set(2.0);
+    let error = training.step_with(|| Ok(Loss::of(block.forward(&x).sum(Kind::Float)))).unwrap_err();
+    assert!(error.to_string().contains("libtorch") || error.to_string().contains("panic"), "{error}");
+    assert_eq!(weight.detach(), before);
+    set(0.0);
+    let outcome = training.step_with(|| Ok(Loss::of(block.forward(&x).sum(Kind::Float)))).unwrap();
+    assert!(outcome.stepped());
+    assert_ne!(weight.detach(), before);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::quiet;
 use super::shared::Shared;
 use super::tensors::{Tensors, list};
 use crate::error::{Error, Result};
-use crate::ffi::recompute::{self, Forward, Options};
+use crate::ffi::recompute::{self, Forward, GradMode, Options};
 use crate::ffi::{Arguments, Closure};
 use crate::saved::Link;
 use crate::step::InsideStep;
@@ -150,14 +150,14 @@ impl Segment {
         F: Fn(&M, &I) -> Result<O> + Send + 'static,
     {
         let mut handles = Vec::new();
-        let skeleton = inputs.map(&mut |tensor| {
+        let skeleton = inputs.map_tensors(&mut |tensor| {
             handles.push(tensor.shallow_clone());
             Tensor::new()
         });
         let recomputes = self.recomputes.clone();
         let closure = Closure::new(move |args: &mut Arguments<'_>| {
             let mut tensors = args.inputs().into_iter();
-            let inputs = skeleton.map(&mut |_| tensors.next().unwrap_or_default());
+            let inputs = skeleton.map_tensors(&mut |_| tensors.next().unwrap_or_default());
             let held = module.lock()?;
             recomputes.fetch_add(1, Ordering::Relaxed);
             recomputed(|| f(&held, &inputs).map(drop))
@@ -177,6 +177,7 @@ const IN_RECOMPUTE: &str = "the recompute of a segment";
 /// Runs a segment, its panics caught. One that leaves an outer recompute passes on.
 fn caught<R>(f: impl FnOnce() -> Result<R>, place: &'static str) -> Result<R> {
     let _inside = InsideStep::enter();
+    let _mode = GradMode::hold();
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(outcome) => outcome,
         Err(payload) if recompute::leaving() => resume_unwind(payload),

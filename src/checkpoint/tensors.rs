@@ -13,49 +13,49 @@ use tch::Tensor;
 /// }
 ///
 /// impl Tensors for Masked {
-///     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-///         Self { tokens: self.tokens.map(f), mask: self.mask.map(f) }
+///     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+///         Self { tokens: self.tokens.map_tensors(f), mask: self.mask.map_tensors(f) }
 ///     }
 /// }
 /// ```
 pub trait Tensors: Sized {
     /// The same structure with `f` of each tensor, each visited once, always in one order.
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self;
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self;
 }
 
 impl Tensors for Tensor {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
         f(self)
     }
 }
 
 impl Tensors for () {
-    fn map(&self, _: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {}
+    fn map_tensors(&self, _: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {}
 }
 
 impl<T: Tensors> Tensors for Option<T> {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-        self.as_ref().map(|inner| inner.map(f))
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        self.as_ref().map(|inner| inner.map_tensors(f))
     }
 }
 
 impl<T: Tensors> Tensors for Vec<T> {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-        self.iter().map(|inner| inner.map(f)).collect()
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        self.iter().map(|inner| inner.map_tensors(f)).collect()
     }
 }
 
 impl<T: Tensors, const N: usize> Tensors for [T; N] {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-        std::array::from_fn(|index| self[index].map(f))
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        std::array::from_fn(|index| self[index].map_tensors(f))
     }
 }
 
 macro_rules! tuples {
     ($(($($letter:ident . $index:tt),+))+) => {
         $(impl<$($letter: Tensors),+> Tensors for ($($letter,)+) {
-            fn map(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-                ($(self.$index.map(f),)+)
+            fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+                ($(self.$index.map_tensors(f),)+)
             }
         })+
     };
@@ -73,7 +73,7 @@ tuples! {
 /// Shallow clones of all tensors, in order.
 pub(super) fn list(of: &impl Tensors) -> Vec<Tensor> {
     let mut all = Vec::new();
-    of.map(&mut |tensor| {
+    of.map_tensors(&mut |tensor| {
         all.push(tensor.shallow_clone());
         Tensor::new()
     });

@@ -14,7 +14,6 @@ pub(crate) struct RawArguments {
     input: *mut C_tensor,
     output: *mut C_tensor,
     closure: *mut c_void,
-    number: i64,
     inputs: *const *mut C_tensor,
     count: usize,
 }

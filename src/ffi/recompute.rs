@@ -64,6 +64,32 @@ pub(crate) fn leaving() -> bool {
     mf_recompute_leaving() != 0
 }
 
+/// Puts this thread's gradient mode back when dropped, also by a panic: tch's closures leave
+/// theirs behind then.
+#[derive(Debug)]
+pub(crate) struct GradMode {
+    enabled: c_int,
+    // The mode belongs to a thread.
+    not_send: PhantomData<*mut ()>,
+}
+
+impl GradMode {
+    pub(crate) fn hold() -> Self {
+        // SAFETY: it only swaps a thread-local flag and returns the former one.
+        let enabled = unsafe { torch_sys::at_grad_set_enabled(1) };
+        // SAFETY: as above; this puts the flag back at once.
+        unsafe { torch_sys::at_grad_set_enabled(enabled) };
+        Self { enabled, not_send: PhantomData }
+    }
+}
+
+impl Drop for GradMode {
+    fn drop(&mut self) {
+        // SAFETY: it only sets a thread-local flag, on its own thread as `Self` is not `Send`.
+        unsafe { torch_sys::at_grad_set_enabled(self.enabled) };
+    }
+}
+
 /// A forward pass under a region. Dropped without [`Forward::end`], it has failed.
 #[derive(Debug)]
 pub(crate) struct Forward {

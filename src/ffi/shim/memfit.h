@@ -65,7 +65,6 @@ struct mf_args {
   mf_tensor in;        // borrowed
   mf_tensor out;       // owned by the receiver, set by the closure
   mf_closure closure;  // given to the receiver, set by the closure
-  int64_t number;      // either way
   mf_tensor *inputs;   // borrowed: `count` handles, undefined ones among them
   size_t count;
 };
