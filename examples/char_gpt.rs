@@ -79,13 +79,13 @@ fn summarise(
     training: &mut Training,
     progress: &Progress,
 ) -> Result<(), Failure> {
+    let (steps, seconds) = progress.so_far();
     let validation = text.validation(&flags.config(), 16, Device::Cpu);
     let loss = training.validate(&validation)?;
     let entropy = text.entropy();
     let verdict = if loss < entropy { "below" } else { "not yet below" };
     let sample = training.stack.evaluate(|| Ok(training.model.write(b"\n", 240, Device::Cpu)))?;
     println!("\na sample of its text:\n{}\n", printable(&sample));
-    let (steps, seconds) = progress.so_far();
     println!("{steps} of {} steps in {seconds:.0} s, {} skipped", flags.steps(), progress.skipped);
     println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
     let stats = memory::stats(Device::Cpu)?;

@@ -87,6 +87,9 @@ impl Gpt {
     /// Goes on writing after `prompt`, one drawn byte at a time.
     pub fn write(&self, prompt: &[u8], length: usize, device: Device) -> Vec<u8> {
         let _guard = memfit::tch::no_grad_guard();
+        // One row is too little work to share.
+        let threads = memfit::tch::get_num_threads();
+        memfit::tch::set_num_threads(1);
         let mut text = prompt.to_vec();
         for _ in 0..length {
             let start = text.len().saturating_sub(self.context as usize);
@@ -96,6 +99,7 @@ impl Gpt {
             let drawn = (scores / 0.8).softmax(-1, Kind::Float).multinomial(1, true);
             text.push(drawn.int64_value(&[0, 0]) as u8);
         }
+        memfit::tch::set_num_threads(threads);
         text.split_off(prompt.len())
     }
 }

@@ -10,7 +10,7 @@ use crate::repo::Repo;
 
 pub const COMMAND: Command = Command {
     name: "peers",
-    args: "[--pairs N] [--model NAME] [--strategy NAME] [--python PATH]",
+    args: "[--pairs N] [--steps N] [--model NAME] [--strategy NAME] [--python PATH]",
     summary: "measure memfit against PyTorch; the whole of it writes docs/benchmarks.md",
     run,
 };
@@ -31,7 +31,8 @@ fn options(args: &[String]) -> Result<Options> {
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| Problem::Usage(format!("{word} needs a value")));
         match word.as_str() {
-            "--pairs" => options.pairs = pairs(value()?)?,
+            "--pairs" => options.pairs = count(value()?)?,
+            "--steps" => options.steps = Some(count(value()?)?),
             "--model" => options.model = Some(value()?.clone()),
             "--strategy" => options.strategy = Some(value()?.clone()),
             "--python" => options.python = Some(PathBuf::from(value()?)),
@@ -41,10 +42,10 @@ fn options(args: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-fn pairs(text: &str) -> Result<usize> {
+fn count(text: &str) -> Result<usize> {
     match text.parse() {
-        Ok(pairs) if pairs > 0 => Ok(pairs),
-        _ => Err(Problem::Usage(format!("`{text}` is no number of pairs"))),
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Problem::Usage(format!("`{text}` is no number above 0"))),
     }
 }
 

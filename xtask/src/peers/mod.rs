@@ -23,6 +23,8 @@ use setup::Setup;
 pub struct Options {
     /// Interleaved pairs of measurements; the ratio is their median.
     pub pairs: usize,
+    /// Steps of one measurement, where not the model's own number.
+    pub steps: Option<usize>,
     /// Only this model.
     pub model: Option<String>,
     /// Only this strategy.
@@ -33,7 +35,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { pairs: 7, model: None, strategy: None, python: None }
+        Self { pairs: 7, steps: None, model: None, strategy: None, python: None }
     }
 }
 
@@ -58,8 +60,9 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
     let mut text = report::head(&setup, options);
     let wanted = |model: &&Model| options.model.as_deref().is_none_or(|name| name == model.name);
     for model in MODELS.iter().filter(wanted) {
-        let rows = rows(&setup, model, options)?;
-        text += &report::model(model, &rows);
+        let model = Model { steps: options.steps.unwrap_or(model.steps), ..*model };
+        let rows = rows(&setup, &model, options)?;
+        text += &report::model(&model, &rows);
     }
     if !options.is_whole() {
         println!("{text}");
