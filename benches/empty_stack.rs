@@ -27,7 +27,7 @@ fn bench(criterion: &mut Criterion) {
     let config = SgdConfig::default().lr(1e-3);
     let vs = nn::VarStore::new(Device::Cpu);
     let model = Model::new(&vs);
-    let mut optimizer = Sgd::new(&vs, config.clone()).expect("an optimizer");
+    let mut optimizer = Sgd::new(&vs, config).expect("an optimizer");
     let mut plain = || {
         model.loss().backward();
         optimizer.step(&Update::plain()).expect("a step");

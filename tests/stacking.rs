@@ -257,7 +257,7 @@ fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
         for (master, grad) in masters.iter().zip(grads) {
             let Some(mut grad) = grad else { continue };
             if has(ClipNorm) && norm > MAX_NORM {
-                grad = grad * (MAX_NORM / norm);
+                grad *= MAX_NORM / norm;
             }
             if has(ClipValue) {
                 grad = grad.clamp(-MAX_VALUE, MAX_VALUE);

@@ -64,7 +64,7 @@ impl Segment {
 
     /// Compares the bytes of every saved tensor between forward and recompute, by a checksum
     /// computed on the tensor's device: 8 bytes and one pass over each tensor, both times, and
-    /// on an accelerator one wait per recompute.
+    /// on an accelerator one wait per saved tensor.
     pub fn checked(mut self) -> Self {
         self.check = Check::Values;
         self
