@@ -282,7 +282,8 @@ fn strides_of_gradient_and_parameter_do_not_matter() {
     let _guard = support::serial();
     let values = Tensor::randn([4, 6], CPU);
     let grad = Tensor::randn([6, 4], CPU);
-    let kinds: [fn(&Tensor) -> Box<dyn Optimizer>; 2] = [
+    type Make = fn(&Tensor) -> Box<dyn Optimizer>;
+    let kinds: [Make; 2] = [
         |w| Box::new(AdamW::new(&vec![w.shallow_clone()], AdamWConfig::default()).unwrap()),
         |w| Box::new(Sgd::new(&vec![w.shallow_clone()], SgdConfig::default().momentum(0.9)).unwrap()),
     ];

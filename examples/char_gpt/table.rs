@@ -27,7 +27,10 @@ pub fn print(config: &Config, text: &Text, lr: f64, stop: &dyn Fn() -> bool) -> 
             return Ok(());
         }
         let mut training = plan.start(config)?;
-        let measured = measure(|| Ok(drop(training.step(&batch)?)))?;
+        let measured = measure(|| {
+            let _ = training.step(&batch)?;
+            Ok(())
+        })?;
         row(&plan.name(), &measured, &plain);
     }
     println!();
