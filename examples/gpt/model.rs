@@ -140,11 +140,14 @@ impl Block {
         }
     }
 
-    fn attention(&self, xs: &Tensor) -> Tensor {
+    /// Takes its input, so that it can be dropped as soon as it was used: under autocast
+    /// nobody else needs it in fp32.
+    fn attention(&self, xs: Tensor) -> Tensor {
         let size = xs.size();
         let (rows, length, width) = (size[0], size[1], size[2]);
         let heads = |xs: &Tensor| xs.view([rows, length, self.heads, width / self.heads]).transpose(1, 2);
         let qkv = xs.apply(&self.qkv).split(width, 2);
+        drop(xs);
         let (q, k, v) = (heads(&qkv[0]), heads(&qkv[1]), heads(&qkv[2]));
         let mask: Option<&Tensor> = None;
         let mixed = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, true, None, false);
@@ -154,8 +157,11 @@ impl Block {
 
 impl ModuleT for Block {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
-        let xs = xs + self.attention(&xs.apply(&self.norm1)).dropout(self.dropout, train);
-        let wide = xs.apply(&self.norm2).apply(&self.up).gelu("tanh");
+        let xs = xs + self.attention(xs.apply(&self.norm1)).dropout(self.dropout, train);
+        // The temporaries of a chain of calls live to the end of its statement, so it ends here.
+        let raised = xs.apply(&self.norm2).apply(&self.up);
+        let wide = raised.gelu("tanh");
+        drop(raised);
         let fed = wide.apply(&self.down).dropout(self.dropout, train);
         xs + fed
     }

@@ -103,6 +103,7 @@ std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn, bool copies) {
 void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
   ++depth_;
   unfinished_ = false;
+  just_entered_ = true;
   if (!sees_.frozen_reads) return;
   try {
     for (const c10::IValue &input : inputs) {
@@ -118,6 +119,7 @@ void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
 }
 
 void Watch::leave() noexcept {
+  just_entered_ = false;
   if (depth_ == 0) return;
   // The bytes are final once the state has been put back.
   if (!undoing) tell_final(depth_);

@@ -37,6 +37,8 @@ class Watch {
   // A tensor was packed that the running operator may not have filled yet.
   void mark_unfinished() { unfinished_ = true; }
   bool unfinished() const { return unfinished_; }
+  // Whether the running operator has called no other yet: it may still be before its kernel.
+  bool just_entered() const { return just_entered_; }
   // The first failure inside a callback; libtorch would swallow it there.
   const std::string &failure() const { return failure_; }
 
@@ -57,6 +59,7 @@ class Watch {
   uint64_t handle_ = 0;
   uint32_t depth_ = 0;
   bool unfinished_ = false;
+  bool just_entered_ = false;
   std::vector<Pending> pending_;
   std::string failure_;
 };
