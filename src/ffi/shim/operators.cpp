@@ -1,6 +1,7 @@
 // Operator boundaries: libtorch's RecordFunction, as a watch over one thread.
 #include "operators.h"
 
+#include <ATen/core/function_schema.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -100,13 +101,19 @@ std::unique_ptr<Undo> undo_of(const at::RecordFunction &fn, bool copies) {
 
 }  // namespace
 
-void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
+bool Watch::unfinished() const {
+  if (!questionable_ || !just_entered_) return false;
+  auto schema = just_entered_->operator_schema();
+  return !schema || schema->is_mutable();
+}
+
+void Watch::enter(const at::RecordFunction &fn) noexcept {
   ++depth_;
-  unfinished_ = false;
-  just_entered_ = true;
+  questionable_ = false;
+  just_entered_ = &fn;
   if (!sees_.frozen_reads) return;
   try {
-    for (const c10::IValue &input : inputs) {
+    for (const c10::IValue &input : fn.inputs()) {
       if (!input.isTensor()) continue;
       const at::Tensor &tensor = input.toTensor();
       if (tensor.defined() && !tensor.requires_grad() && is_registered(tensor)) {
@@ -119,7 +126,7 @@ void Watch::enter(c10::ArrayRef<const c10::IValue> inputs) noexcept {
 }
 
 void Watch::leave() noexcept {
-  just_entered_ = false;
+  just_entered_ = nullptr;
   if (depth_ == 0) return;
   // The bytes are final once the state has been put back.
   if (!undoing) tell_final(depth_);
@@ -130,7 +137,7 @@ struct WatchCallbacks {
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction &fn) {
     Watch *undoer = nullptr;
     for (Watch *watch = innermost; watch; watch = watch->outer_) {
-      watch->enter(fn.inputs());
+      watch->enter(fn);
       if (watch->sees_.undo) undoer = watch;
     }
     if (undoing || !innermost) return nullptr;

@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+namespace at {
+struct RecordFunction;
+}
+
 namespace memfit {
 
 // Told of what a watch sees, on the watching thread. Exceptions end in `failure`.
@@ -34,11 +38,11 @@ class Watch {
 
   // Tells is_final once the operator that runs now has returned.
   void when_final(uint32_t slot, const at::Tensor &tensor);
-  // A tensor was packed that the running operator may not have filled yet.
-  void mark_unfinished() { unfinished_ = true; }
-  bool unfinished() const { return unfinished_; }
-  // Whether the running operator has called no other yet: it may still be before its kernel.
-  bool just_entered() const { return just_entered_; }
+  // A tensor was packed that the running operator might fill later.
+  void mark_questionable() { questionable_ = true; }
+  // Whether it will: the operator has not called another yet, so its kernel may still be to
+  // come, and its schema says that it writes into an argument.
+  bool unfinished() const;
   // The first failure inside a callback; libtorch would swallow it there.
   const std::string &failure() const { return failure_; }
 
@@ -49,7 +53,7 @@ class Watch {
     uint32_t depth;
     at::Tensor tensor;
   };
-  void enter(c10::ArrayRef<const c10::IValue> inputs) noexcept;
+  void enter(const at::RecordFunction &fn) noexcept;
   void leave() noexcept;
   void tell_final(uint32_t depth) noexcept;
 
@@ -58,8 +62,9 @@ class Watch {
   Watch *outer_;
   uint64_t handle_ = 0;
   uint32_t depth_ = 0;
-  bool unfinished_ = false;
-  bool just_entered_ = false;
+  bool questionable_ = false;
+  // The running operator, until it calls another.
+  const at::RecordFunction *just_entered_ = nullptr;
   std::vector<Pending> pending_;
   std::string failure_;
 };

@@ -72,11 +72,8 @@ void Collector::collect(const at::Tensor &tensor, Saved value) {
   }
   region_.values_[next_] = std::move(value);
   if (region_.checked_) watch->when_final(static_cast<uint32_t>(next_), detached(tensor));
-  // An operator may pack what its kernel fills later, as RReLU does with its noise. What is
-  // packed behind the kernel, as dropout's mask, is final: the kernel has called others.
-  if (watch->just_entered() && !tensor.requires_grad() && !is_input(tensor) && !is_registered(tensor)) {
-    watch->mark_unfinished();
-  }
+  // An operator may pack what its kernel fills later, as RReLU does with its noise.
+  if (!tensor.requires_grad() && !is_input(tensor) && !is_registered(tensor)) watch->mark_questionable();
   next_ += 1;
   if (next_ == total_ && region_.early_stop_ && !watch->unfinished()) {
     stopped = true;
