@@ -34,7 +34,9 @@ impl Strategy for Ema {
     }
     fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {
         let verdict = next(phase)?;
-        self.1.iter_mut().for_each(|(weight, average)| drop(average.lerp_(weight, 1.0 - self.0)));
+        for (weight, average) in self.1.iter_mut().filter(|_| verdict == Verdict::Stepped) {
+            let _ = average.lerp_(weight, 1.0 - self.0);
+        }
         Ok(verdict)
     }
 }

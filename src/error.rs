@@ -17,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The device, or the [`Budget`](crate::memory::Budget), has no room for a tensor.
+    /// The device, or the [`Budget`](crate::strategies::Budget), has no room for a tensor.
     #[error("out of memory on {device:?}{}; use a smaller micro-batch, add a strategy, or raise the limit", room(*.requested, *.live, *.limit))]
     OutOfMemory {
         /// Bytes asked for, where libtorch tells.

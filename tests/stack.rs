@@ -1,414 +1,15 @@
-//! The driver: windows, weights, outcomes, failures.
+//! The driver: evaluation, state, groups, refusals, its report.
 
 mod support;
 
-use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Sgd, SgdConfig};
-use memfit::strategies::{
-    AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback, autocast, full_precision,
-};
+use memfit::checkpoint::{Checkpointer, RecomputeAll};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer, Sgd, SgdConfig};
+use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
-use memfit::{Batch, Error, Loss, Named, Result, SkipReason, Stack, StepOutcome};
-use support::{copies, difference, same, serial};
+use memfit::{Error, Loss, Named, Result, Stack, StepOutcome, Strategy};
+use support::{copies, same, serial, sgd, slope, values, vector};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
-
-/// One weight vector, plain SGD with rate 1: the weight's change is minus the gradient.
-fn vector(n: i64) -> (nn::VarStore, Tensor) {
-    let vs = nn::VarStore::new(Device::Cpu);
-    let w = vs.root().zeros("w", &[n]);
-    (vs, w)
-}
-
-fn sgd(vs: &nn::VarStore) -> Sgd {
-    Sgd::new(vs, SgdConfig::default().lr(1.0)).unwrap()
-}
-
-/// A loss whose gradient is `g`, whatever the weights.
-fn slope(w: &Tensor, g: &[f32]) -> Tensor {
-    (w * Tensor::from_slice(g)).sum(Kind::Float)
-}
-
-fn values(t: &Tensor) -> Vec<f64> {
-    Vec::<f64>::try_from(t.detach().to_kind(Kind::Double).view(-1)).unwrap()
-}
-
-/// Case 14.
-#[test]
-fn a_window_of_unequal_micro_batches_is_the_joined_batch() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).build().unwrap();
-    let first = training.step_with(|| Ok(Loss::mean(slope(&w, &[1.0]) + 1.0, 1))).unwrap();
-    assert!(matches!(first, StepOutcome::Accumulating { done: 1, of: Some(2) }));
-    // Per-token losses {1} and {3, 3, 3}: mean 2.5; gradients 1 and 3 likewise.
-    let second = training.step_with(|| Ok(Loss::mean(slope(&w, &[3.0]) + 3.0, 3))).unwrap();
-    let StepOutcome::Stepped { loss, tokens, .. } = second else { panic!("{second:?}") };
-    assert_eq!(loss.double_value(&[]), 2.5);
-    assert_eq!(tokens, 4.0);
-    assert_eq!(values(&w), [-2.5]);
-    assert!(!loss.requires_grad());
-}
-
-#[test]
-fn a_sum_gives_the_gradient_of_the_mean() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).build().unwrap();
-    let _ = training.step_with(|| Ok(Loss::sum(slope(&w, &[1.0]) + 1.0, 1))).unwrap();
-    let outcome = training.step_with(|| Ok(Loss::sum(slope(&w, &[9.0]) + 9.0, 3))).unwrap();
-    let StepOutcome::Stepped { loss, .. } = outcome else { panic!("{outcome:?}") };
-    assert_eq!(loss.double_value(&[]), 2.5);
-    assert_eq!(values(&w), [-2.5]);
-}
-
-/// Case 16.
-#[test]
-fn a_short_last_window_has_its_own_weight() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(4)).build().unwrap();
-    let batches: Vec<Tensor> = (1..=7).map(|g| Tensor::from_slice(&[g as f32])).collect();
-    let mut updates = 0;
-    for micro in training.windows(batches) {
-        let micro = micro.unwrap();
-        assert_eq!(micro.short, micro.index == 2 && micro.last);
-        let outcome = training.step(&micro, |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 1))).unwrap();
-        updates += usize::from(outcome.stepped());
-    }
-    assert_eq!(updates, 2);
-    // −(1+2+3+4)/4 − (5+6+7)/3
-    assert_eq!(values(&w), [-2.5 - 6.0]);
-    assert!(training.flush().unwrap().is_none());
-
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(8)).build().unwrap();
-    for _ in 0..2 {
-        for micro in training.windows((0..63).map(|_| Tensor::from_slice(&[1f32]))) {
-            let _ = training.step(micro.unwrap(), |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 1))).unwrap();
-        }
-    }
-    assert_eq!(training.position().steps, 16);
-    assert_eq!(training.position().micro_batches, 126);
-}
-
-#[test]
-fn windows_by_tokens_end_with_the_micro_batch_that_fills_them() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::tokens(10)).build().unwrap();
-    let rows = [4, 4, 4, 9, 1, 3];
-    let batches = rows.map(|n| Tensor::ones([n], CPU));
-    let mut ends = Vec::new();
-    for micro in training.windows(batches) {
-        let outcome = training
-            .step(micro.unwrap(), |x| {
-                Ok(Loss::mean((&w * x.mean(Kind::Float)).sum(Kind::Float), x.size()[0]))
-            })
-            .unwrap();
-        if let StepOutcome::Stepped { tokens, .. } = outcome {
-            ends.push(tokens);
-        }
-    }
-    assert_eq!(ends, [12.0, 10.0, 3.0]);
-    // The same by hand: the loss tells the tokens, flush ends the last window.
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::tokens(10)).build().unwrap();
-    let mut ends = Vec::new();
-    for n in rows {
-        if let StepOutcome::Stepped { tokens, .. } =
-            training.step_with(|| Ok(Loss::mean(slope(&w, &[1.0]), n))).unwrap()
-        {
-            ends.push(tokens);
-        }
-    }
-    if let Some(StepOutcome::Stepped { tokens, .. }) = training.flush().unwrap() {
-        ends.push(tokens);
-    }
-    assert_eq!(ends, [12.0, 10.0, 3.0]);
-}
-
-#[test]
-fn a_whole_batch_is_split_and_equals_the_whole() {
-    let _guard = serial();
-    let train = |every: usize| {
-        memfit::tch::manual_seed(1);
-        let vs = nn::VarStore::new(Device::Cpu);
-        let model = nn::linear(vs.root(), 5, 3, Default::default());
-        let x = Tensor::randn([10, 5], CPU);
-        let y = Tensor::randn([10, 3], CPU);
-        let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(every)).build().unwrap();
-        let outcome = training
-            .step_batch(&(x, y), |(x, y)| {
-                Ok(Loss::mean((model.forward(x) - y).square().mean(Kind::Float), x.size()[0]))
-            })
-            .unwrap();
-        let StepOutcome::Stepped { loss, tokens, .. } = outcome else { panic!("{outcome:?}") };
-        assert_eq!(tokens, 10.0);
-        (loss, vs.trainable_variables())
-    };
-    let (whole_loss, whole) = train(1);
-    for every in [2, 3, 4, 10, 25] {
-        let (loss, split) = train(every);
-        assert!(difference(&loss, &whole_loss) < 1e-6);
-        for (a, b) in whole.iter().zip(&split) {
-            assert!(difference(a, b) < 1e-6, "{every}");
-        }
-    }
-}
-
-#[test]
-fn a_loss_without_weight_needs_a_window_of_one() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).build().unwrap();
-    let refused = training.step_with(|| Ok(Loss::of(slope(&w, &[1.0]))));
-    assert!(matches!(refused, Err(Error::Config { setting: "Loss", .. })), "{refused:?}");
-    for bad in [f64::NAN, 0.0, -1.0] {
-        assert!(matches!(
-            training.step_with(|| Ok(Loss::mean(slope(&w, &[1.0]), bad))),
-            Err(Error::Config { .. })
-        ));
-    }
-    assert!(matches!(
-        training.step_with(|| Ok(Loss::mean(&w * 1.0 + Tensor::zeros([3], CPU), 1))),
-        Err(Error::Config { .. })
-    ));
-    assert!(matches!(
-        training.step_with(|| Ok(Loss::mean(Tensor::from(1f32), 1))),
-        Err(Error::Config { .. })
-    ));
-    assert_eq!(training.position().windows, 0);
-}
-
-#[test]
-fn micro_batches_come_in_order_and_windows_do_not_overlap() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).build().unwrap();
-    let loss = |g: &Tensor| Ok(Loss::mean((&w * g).sum(Kind::Float), 1));
-    let batches = || (0..4).map(|_| Tensor::from_slice(&[1f32]));
-    let micros: Vec<_> = training.windows(batches()).collect::<Result<_>>().unwrap();
-    assert!(matches!(training.step(&micros[1], loss), Err(Error::CallOrder { .. })));
-    let _ = training.step(&micros[0], loss).unwrap();
-    let mut second = training.windows(batches());
-    let refusal = second.next().unwrap().unwrap_err().to_string();
-    assert!(refusal.contains("flush()") && refusal.contains("discard()"), "{refusal}");
-    assert!(second.next().is_none());
-    assert!(matches!(
-        training.step_batch(&Tensor::ones([2, 1], CPU), |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 2))),
-        Err(Error::CallOrder { .. })
-    ));
-    assert!(matches!(training.state(), Err(Error::CallOrder { .. })));
-    training.discard().unwrap();
-    assert_eq!(values(&w), [0.0]);
-    assert!(!w.grad().defined());
-    assert!(training.windows(batches()).next().unwrap().is_ok());
-}
-
-/// Case 9, and its norm of 0.5.
-#[test]
-fn clipping_sees_unscaled_gradients() {
-    let _guard = serial();
-    for scale in [1.0, 1024.0] {
-        for (gradient, applied) in [([3.0, 4.0], [0.6, 0.8]), ([0.3, 0.4], [0.3, 0.4])] {
-            let (vs, w) = vector(2);
-            let scaler = AmpScaler::fp16_with(|config| config.init_scale = scale).unwrap();
-            let mut training =
-                Stack::of(&vs, sgd(&vs)).with(scaler).with(GradClip::norm(1.0)).build().unwrap();
-            let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &gradient)))).unwrap();
-            let StepOutcome::Stepped { grad_norm: Some(norm), .. } = outcome else { panic!("{outcome:?}") };
-            assert!((norm - f64::from(gradient[0].hypot(gradient[1]))).abs() < 1e-6);
-            for (value, wanted) in values(&w).iter().zip(applied) {
-                assert!((value + wanted).abs() < 1e-6, "{value} {wanted}");
-            }
-        }
-    }
-}
-
-/// Case 10.
-#[test]
-fn clipping_is_on_the_window() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let scaler = AmpScaler::fp16();
-    let mut training = Stack::of(&vs, sgd(&vs))
-        .with(GradClip::norm(1.0))
-        .with(GradAccumulator::every(2))
-        .with(scaler)
-        .build()
-        .unwrap();
-    for g in [20.0, -19.0] {
-        let _ = training.step_with(|| Ok(Loss::mean(slope(&w, &[g]), 1))).unwrap();
-    }
-    assert_eq!(values(&w), [-0.5]);
-}
-
-/// Case 13.
-#[test]
-fn clip_by_value_and_by_norm_differ() {
-    let _guard = serial();
-    let (vs, w) = vector(2);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradClip::value(1.0)).build().unwrap();
-    let _ = training.step_with(|| Ok(Loss::of(slope(&w, &[3.0, 4.0])))).unwrap();
-    assert_eq!(values(&w), [-1.0, -1.0]);
-    for bad in [0.0, -1.0, f64::NAN] {
-        assert!(matches!(
-            Stack::of(&vs, sgd(&vs)).with(GradClip::norm(bad)).build(),
-            Err(Error::Config { setting: "GradClip::norm", .. })
-        ));
-    }
-}
-
-/// Case 12.
-#[test]
-fn a_norm_that_is_not_finite_is_an_error_or_a_skip() {
-    let _guard = serial();
-    let (vs, w) = vector(2);
-    let bad = [1.0, f32::INFINITY];
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradClip::norm(1.0)).build().unwrap();
-    let error = training.step_with(|| Ok(Loss::of(slope(&w, &bad)))).unwrap_err();
-    assert!(matches!(error, Error::NotFinite { .. }), "{error}");
-    assert_eq!(values(&w.grad()), [1.0, f64::INFINITY]);
-    assert_eq!(values(&w), [0.0, 0.0]);
-    assert_eq!(training.position().windows, 0);
-    let _ = training.step_with(|| Ok(Loss::of(slope(&w, &[1.0, 0.0])))).unwrap();
-
-    let (vs, w) = vector(2);
-    let mut training =
-        Stack::of(&vs, sgd(&vs)).with(AmpScaler::fp16()).with(GradClip::norm(1.0)).build().unwrap();
-    let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &bad)))).unwrap();
-    assert!(matches!(
-        outcome,
-        StepOutcome::Skipped {
-            reason: SkipReason::NonFiniteGradient { scale: 65536.0, next_scale: 32768.0 }
-        }
-    ));
-    assert_eq!(values(&w.grad()), [65536.0, f64::INFINITY]);
-}
-
-/// Case 12: no gradients at all have norm 0.
-#[test]
-fn a_parameter_without_gradient_counts_nothing() {
-    let _guard = serial();
-    let (vs, _w) = vector(2);
-    let other = vs.root().zeros("other", &[1]).set_requires_grad(false);
-    let free = Tensor::ones([1], CPU).set_requires_grad(true);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradClip::norm(1.0)).build().unwrap();
-    let outcome = training.step_with(|| Ok(Loss::of((&free + other).sum(Kind::Float)))).unwrap();
-    assert!(matches!(outcome, StepOutcome::Stepped { grad_norm: Some(0.0), .. }), "{outcome:?}");
-}
-
-/// Case 6.
-#[test]
-fn an_overflow_skips_and_moves_only_the_scale() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(0.1)).unwrap();
-    let mut training =
-        Stack::of(&vs, optimizer).with(AmpScaler::fp16()).with(Cosine::new(10).warm_up(2)).build().unwrap();
-    let before = training.state().unwrap();
-    let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &[f32::NAN])))).unwrap();
-    assert!(matches!(outcome, StepOutcome::Skipped { .. }));
-    assert_eq!(values(&w), [0.0]);
-    assert_eq!(training.position().steps, 0);
-    assert_eq!(training.strategy::<AmpScaler>().unwrap().scale(), Some(32768.0));
-    let after = training.state().unwrap();
-    for (name, value) in before.iter() {
-        let scale =
-            name.starts_with("precision.") || name == "position.windows" || name == "position.micro_batches";
-        if !scale {
-            assert_eq!(format!("{value:?}"), format!("{:?}", after.get(name).unwrap()), "{name}");
-        }
-    }
-    let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &[1.0])))).unwrap();
-    let StepOutcome::Stepped { lr, scale, .. } = outcome else { panic!("{outcome:?}") };
-    assert_eq!(lr, [0.05]);
-    assert_eq!(scale, Some(32768.0));
-}
-
-/// Case 7.
-#[test]
-fn below_scale_one_the_check_looks_at_unscaled_gradients() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let scaler = AmpScaler::fp16_with(|config| {
-        config.init_scale = 1e-30;
-        config.floor = 1e-30;
-    });
-    let mut training = Stack::of(&vs, sgd(&vs)).with(scaler.unwrap()).build().unwrap();
-    // Scaled 1e10, unscaled 1e40: beyond fp32.
-    let outcome =
-        training.step_with(|| Ok(Loss::of((&w * Tensor::from(1e20f32)).sum(Kind::Float) * 1e20))).unwrap();
-    assert!(matches!(outcome, StepOutcome::Skipped { .. }), "{outcome:?}");
-    assert_eq!(values(&w), [0.0]);
-}
-
-/// Case 8.
-#[test]
-fn a_scale_at_its_floor_gives_up_and_a_growing_one_stays_finite() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let scaler = AmpScaler::fp16_with(|config| {
-        config.init_scale = 2.0;
-        config.floor = 1.0;
-        config.patience = 3;
-    });
-    let mut training = Stack::of(&vs, sgd(&vs)).with(scaler.unwrap()).build().unwrap();
-    for _ in 0..3 {
-        let outcome = training.step_with(|| Ok(Loss::of(slope(&w, &[f32::NAN])))).unwrap();
-        assert!(matches!(outcome, StepOutcome::Skipped { .. }));
-    }
-    let error = training.step_with(|| Ok(Loss::of(slope(&w, &[f32::NAN])))).unwrap_err();
-    assert!(matches!(error, Error::LossScale { skips: 3, scale: 1.0 }), "{error}");
-
-    let (vs, w) = vector(1);
-    let scaler = AmpScaler::fp16_with(|config| config.growth_interval = 1).unwrap();
-    let mut training = Stack::of(&vs, sgd(&vs)).with(scaler).build().unwrap();
-    for _ in 0..1000 {
-        assert!(training.step_with(|| Ok(Loss::of(slope(&w, &[0.5])))).unwrap().stepped());
-    }
-    assert_eq!(training.strategy::<AmpScaler>().unwrap().scale(), Some(64f64.exp2()));
-    assert_eq!(values(&w), [-500.0]);
-}
-
-/// Case 11.
-#[test]
-fn a_loss_scale_continues_after_a_load() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let build = || {
-        let scaler = AmpScaler::fp16_with(|config| config.init_scale = 131072.0).unwrap();
-        Stack::of(&vs, sgd(&vs)).with(scaler).build().unwrap()
-    };
-    let mut training = build();
-    for _ in 0..1999 {
-        let _ = training.step_with(|| Ok(Loss::of(slope(&w, &[0.001])))).unwrap();
-    }
-    let state = training.state().unwrap();
-    let mut resumed = build();
-    resumed.load_state(&state).unwrap();
-    assert_eq!(resumed.strategy::<AmpScaler>().unwrap().scale(), Some(131072.0));
-    assert!(resumed.step_with(|| Ok(Loss::of(slope(&w, &[0.001])))).unwrap().stepped());
-    assert_eq!(resumed.strategy::<AmpScaler>().unwrap().scale(), Some(262144.0));
-}
-
-/// Case 20.
-#[test]
-fn the_scale_moves_once_per_window() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let scaler = AmpScaler::fp16_with(|config| {
-        config.init_scale = 8.0;
-        config.growth_interval = 1;
-    });
-    let mut training =
-        Stack::of(&vs, sgd(&vs)).with(scaler.unwrap()).with(GradAccumulator::every(4)).build().unwrap();
-    for g in [1.0, 2.0, 3.0, 6.0] {
-        let _ = training.step_with(|| Ok(Loss::mean(slope(&w, &[g]), 5))).unwrap();
-    }
-    assert_eq!(values(&w), [-3.0]);
-    assert_eq!(training.strategy::<AmpScaler>().unwrap().scale(), Some(16.0));
-}
 
 /// Case 17.
 #[test]
@@ -430,108 +31,6 @@ fn evaluation_has_no_window_and_no_graph() {
     assert_eq!(x.matmul(&x).kind(), Kind::Float);
 }
 
-#[test]
-fn autocast_can_be_switched_off_for_a_block() {
-    let _guard = serial();
-    let x = Tensor::ones([2, 2], CPU);
-    let kinds = autocast(Device::Cpu, Kind::BFloat16, || {
-        let inner = full_precision(Device::Cpu, || Ok(x.matmul(&x).kind()))?;
-        Ok((x.matmul(&x).kind(), inner))
-    });
-    assert_eq!(kinds.unwrap(), (Kind::BFloat16, Kind::Float));
-}
-
-/// Case 18.
-#[test]
-fn a_head_used_once_gets_its_share_and_a_frozen_one_nothing() {
-    let _guard = serial();
-    for fp32 in [false, true] {
-        let vs = nn::VarStore::new(Device::Cpu);
-        let (a, b) = (vs.root().zeros("a", &[1]), vs.root().zeros("b", &[1]));
-        let frozen = vs.root().ones("frozen", &[1]).set_requires_grad(false);
-        let unused = vs.root().ones("unused", &[1]);
-        let accumulator = GradAccumulator::every(2);
-        let accumulator = if fp32 { accumulator.fp32() } else { accumulator };
-        let mut training = Stack::of(&vs, sgd(&vs)).with(accumulator).build().unwrap();
-        let _ = training.step_with(|| Ok(Loss::mean((&a * &frozen).sum(Kind::Float), 1))).unwrap();
-        let _ = training.step_with(|| Ok(Loss::mean((&a + &b * 6.0).sum(Kind::Float), 3))).unwrap();
-        assert_eq!((values(&a), values(&b)), (vec![-1.0], vec![-4.5]));
-        assert_eq!((values(&frozen), values(&unused)), (vec![1.0], vec![1.0]));
-        assert!(!frozen.grad().defined());
-    }
-}
-
-#[test]
-fn fp32_sums_keep_what_bf16_sums_lose() {
-    let _guard = serial();
-    let train = |fp32: bool| {
-        let mut vs = nn::VarStore::new(Device::Cpu);
-        let w = vs.root().zeros("w", &[1]);
-        vs.bfloat16();
-        let accumulator = GradAccumulator::every(512);
-        let accumulator = if fp32 { accumulator.fp32() } else { accumulator };
-        let mut training = Stack::of(&vs, sgd(&vs)).with(accumulator).build().unwrap();
-        for _ in 0..512 {
-            let _ = training.step_with(|| Ok(Loss::sum(w.sum(Kind::BFloat16), 1))).unwrap();
-        }
-        values(&w)[0]
-    };
-    assert_eq!(train(true), -1.0);
-    // A bf16 sum of ones stops at 256.
-    assert_eq!(train(false), -0.5);
-}
-
-#[test]
-fn master_weights_train_a_bf16_model() {
-    let _guard = serial();
-    let mut vs = nn::VarStore::new(Device::Cpu);
-    let w = vs.root().ones("w", &[1]);
-    vs.bfloat16();
-    let optimizer = Sgd::new(&vs, SgdConfig::default().lr(0.001)).unwrap();
-    let mut training = Stack::of(&vs, optimizer).with(MasterWeights::fp32()).build().unwrap();
-    for _ in 0..100 {
-        assert!(training.step_with(|| Ok(Loss::of(w.sum(Kind::Float)))).unwrap().stepped());
-    }
-    let mut master = 1f32;
-    (0..100).for_each(|_| master -= 0.001);
-    let wanted = Tensor::from(master).to_kind(Kind::BFloat16).double_value(&[]);
-    assert_eq!(values(&w), [wanted]);
-    let state = training.state().unwrap();
-    assert!(state.get("master.w").is_some());
-}
-
-/// A user's batch type that is neither a tensor nor a tuple of them.
-struct Sentences {
-    ids: Tensor,
-}
-
-impl Batch for Sentences {
-    fn rows(&self) -> i64 {
-        self.ids.size()[0]
-    }
-    fn take_rows(&self, rows: std::ops::Range<i64>) -> Result<Self> {
-        Ok(Self { ids: self.ids.take_rows(rows)? })
-    }
-}
-
-#[test]
-fn a_batch_type_of_the_users_own_can_be_split() {
-    let _guard = serial();
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).with(GradAccumulator::every(2)).build().unwrap();
-    let batch = Sentences { ids: Tensor::from_slice(&[1f32, 2.0, 6.0]) };
-    let mut rows = Vec::new();
-    let outcome = training.step_batch(&batch, |micro| {
-        rows.push(micro.rows());
-        Ok(Loss::mean((&w * micro.ids.mean(Kind::Float)).sum(Kind::Float), micro.rows()))
-    });
-    assert!(outcome.unwrap().stepped());
-    assert_eq!(rows, [2, 1]);
-    assert_eq!(values(&w), [-3.0]);
-    assert!(Tensor::ones([3], CPU).take_rows(1..4).is_err());
-    assert!((Tensor::ones([3], CPU), Tensor::ones([2], CPU)).take_rows(0..1).is_err());
-}
-
 /// Case 21.
 #[test]
 fn losses_that_are_kept_hold_no_graph() {
@@ -550,25 +49,6 @@ fn losses_that_are_kept_hold_no_graph() {
     // One scalar more per step and nothing else.
     let steps: Vec<u64> = live.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(steps[1..].iter().all(|bytes| *bytes == steps[1] && *bytes <= 64), "{steps:?}");
-}
-
-#[test]
-fn two_optimizers_share_one_scale() {
-    let _guard = serial();
-    let (g_vs, g) = vector(1);
-    let (d_vs, d) = vector(1);
-    let scaler = AmpScaler::fp16();
-    let mut d_training = Stack::of(&d_vs, sgd(&d_vs)).with(scaler.share()).build().unwrap();
-    let mut g_training = Stack::of(&g_vs, sgd(&g_vs)).with(scaler.share()).build().unwrap();
-    // The generator's loss reaches the discriminator too: its gradient must not stay.
-    let _ = g_training.step_with(|| Ok(Loss::of((&g * 2.0 + &d * 5.0).sum(Kind::Float)))).unwrap();
-    let _ = d_training.step_with(|| Ok(Loss::of(slope(&d, &[1.0])))).unwrap();
-    assert_eq!((values(&g), values(&d)), (vec![-2.0], vec![-1.0]));
-    let skipped = d_training.step_with(|| Ok(Loss::of(slope(&d, &[f32::NAN])))).unwrap();
-    assert!(matches!(skipped, StepOutcome::Skipped { .. }));
-    assert_eq!(scaler.scale(), Some(32768.0));
-    let outcome = g_training.step_with(|| Ok(Loss::of(slope(&g, &[1.0])))).unwrap();
-    assert!(matches!(outcome, StepOutcome::Stepped { scale: Some(32768.0), .. }));
 }
 
 #[test]
@@ -744,4 +224,30 @@ fn the_stack_prints_itself_in_the_order_it_acts() {
     let names: Vec<String> = training.strategies().map(|strategy| strategy.name()).collect();
     assert_eq!(names.len(), 4);
     assert_eq!(training.optimizer().groups().len(), 1);
+}
+
+#[test]
+fn the_traits_are_object_safe() {
+    fn objects(_: &dyn Strategy, _: &dyn Optimizer, _: &dyn Checkpointer) {}
+    let (vs, _w) = vector(1);
+    objects(&GradClip::norm(1.0), &sgd(&vs), &RecomputeAll);
+}
+
+#[test]
+fn a_budget_refuses_loses_nothing_and_ends_with_its_stack() {
+    let _guard = serial();
+    let (vs, w) = vector(1024);
+    let limit = memfit::memory::stats(Device::Cpu).unwrap().current + 64 * 1024;
+    let mut training = Stack::of(&vs, sgd(&vs)).with(Budget::bytes(limit)).build().unwrap();
+    let big = |rows: i64| Ok(Loss::of((&w * Tensor::f_ones([rows, 1024], CPU)?).mean(Kind::Float)));
+    let error = training.step_with(|| big(1024)).unwrap_err();
+    let Error::OutOfMemory { requested, live, limit: Some(met), device: Device::Cpu } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((requested, met), (Some(4 << 20), limit));
+    assert!(live.unwrap() <= limit);
+    assert_eq!(values(&w), vec![0.0; 1024]);
+    assert!(training.step_with(|| big(2)).unwrap().stepped());
+    drop(training);
+    assert!(Tensor::f_ones([1024, 1024], CPU).is_ok());
 }

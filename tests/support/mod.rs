@@ -3,7 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memfit::tch::{Kind, Tensor};
+use memfit::optim::{Sgd, SgdConfig};
+use memfit::tch::{Device, Kind, Tensor, nn};
 
 static PROCESS: Mutex<()> = Mutex::new(());
 
@@ -47,4 +48,26 @@ pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
 /// Live bytes in libtorch's CPU allocator.
 pub fn live() -> u64 {
     memfit::memory::stats(memfit::tch::Device::Cpu).map(|stats| stats.current).unwrap_or_default()
+}
+
+/// One weight vector; with [`sgd`] its change is minus the gradient.
+pub fn vector(n: i64) -> (nn::VarStore, Tensor) {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let w = vs.root().zeros("w", &[n]);
+    (vs, w)
+}
+
+/// Plain SGD with rate 1.
+pub fn sgd(vs: &nn::VarStore) -> Sgd {
+    Sgd::new(vs, SgdConfig::default().lr(1.0)).unwrap()
+}
+
+/// A loss whose gradient is `g`, whatever the weights.
+pub fn slope(w: &Tensor, g: &[f32]) -> Tensor {
+    (w * Tensor::from_slice(g)).sum(Kind::Float)
+}
+
+/// The elements of a tensor.
+pub fn values(t: &Tensor) -> Vec<f64> {
+    Vec::<f64>::try_from(t.detach().to_kind(Kind::Double).view(-1)).unwrap()
 }
