@@ -155,7 +155,18 @@ impl Checkpointer for Fixed {
 
 #[test]
 fn decisions_that_do_not_cover_the_chain_are_refused() {
+    use memfit::checkpoint::Plan::{Keep, OffloadInput, Recompute};
     let _guard = serial();
+    let inner = |inner| vec![Keep(0..1), OffloadInput(Box::new(Recompute { range: 1..3, inner }))];
+    for bad in [
+        inner(vec![Keep(1..2)]),
+        inner(vec![Keep(1..99)]),
+        inner(vec![OffloadInput(Box::new(Recompute { range: 1..3, inner: vec![Keep(1..3)] }))]),
+        vec![Keep(0..2), OffloadInput(Box::new(Keep(2..3)))],
+    ] {
+        let (blocks, _vs) = blocks(3);
+        assert!(CheckpointChain::with_train(blocks, &Fixed(bad)).is_err());
+    }
     let refuse = |plans: Vec<Plan>| {
         let (blocks, _vs) = blocks(3);
         CheckpointChain::with_train(blocks, &Fixed(plans)).unwrap_err()

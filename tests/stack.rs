@@ -79,9 +79,10 @@ fn a_group_can_be_added_and_unfrozen_mid_run() {
 fn a_tied_parameter_moves_once() {
     let _guard = serial();
     let (vs, w) = vector(1);
+    let none: [Tensor; 0] = [];
     let twice = vec![Named::new("in", &w), Named::new("out", &w)];
     let mut training =
-        Stack::tensors(twice.clone(), Vec::new(), Sgd::new(&twice, SgdConfig::default().lr(1.0)).unwrap())
+        Stack::tensors(&twice, &none[..], Sgd::new(&twice, SgdConfig::default().lr(1.0)).unwrap())
             .build()
             .unwrap();
     assert_eq!(training.parameters().len(), 1);

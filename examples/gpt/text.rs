@@ -42,20 +42,17 @@ impl Text {
     /// The first 64 MiB of a file.
     ///
     /// # Errors
-    /// A file that cannot be read, is no text, or is too short for a few rows.
+    /// A file that cannot be read or is too short for a few rows.
     pub fn of_file(file: &Path, context: i64) -> Result<Self, Failure> {
         let name = file.display().to_string();
         let unreadable = |error: std::io::Error| format!("cannot read {name}: {error}");
         let about = fs::metadata(file).map_err(unreadable)?;
         if !about.is_file() {
             let kind = if about.is_dir() { "a folder" } else { "not a regular file" };
-            return Err(format!("{name} is {kind}; name a text file").into());
+            return Err(format!("{name} is {kind}; name a file").into());
         }
         let mut bytes = Vec::new();
         fs::File::open(file).and_then(|file| file.take(MOST).read_to_end(&mut bytes)).map_err(unreadable)?;
-        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-            return Err(format!("{name} is not a text: byte {at} is zero").into());
-        }
         Self::split(bytes, context, &name)
     }
 

@@ -7,7 +7,7 @@ use tch::nn::{Module, ModuleT};
 
 use super::activation::{Plain, WithTrain};
 use super::checkpointer::{Checkpointer, Plan, check_cover};
-use super::segment::{EarlyStop, Segment};
+use super::segment::{EarlyStop, Segment, caught};
 use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::saved::Link;
@@ -196,7 +196,9 @@ fn run(
     for node in nodes {
         xs = match node {
             Node::Keep(range) => {
-                blocks[range.clone()].iter().fold(xs, |xs, block| block.forward_t(&xs, train))
+                let kept =
+                    || Ok(blocks[range.clone()].iter().fold(xs, |xs, block| block.forward_t(&xs, train)));
+                caught(kept, "a kept block")?
             }
             Node::Recompute { segment, offload, inner } => {
                 let link = link.filter(|_| *offload);

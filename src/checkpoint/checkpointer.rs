@@ -73,7 +73,20 @@ pub(super) fn check_cover(plans: &[Plan], range: Range<usize>) -> Result<()> {
             let problem = format!("{part:?} follows segment {next}: each segment is planned once, in order");
             return Err(Error::config("Plan", problem));
         }
+        let (offloads, plan) = match plan {
+            Plan::OffloadInput(plan) => (true, plan.as_ref()),
+            plan => (false, plan),
+        };
+        if offloads && !matches!(plan, Plan::Recompute { .. }) {
+            let problem = "OffloadInput wants a range that is recomputed";
+            return Err(Error::config("Plan", problem));
+        }
         if let Plan::Recompute { inner, range } = plan {
+            if inner.iter().any(|plan| matches!(plan, Plan::OffloadInput(_))) {
+                let problem =
+                    "OffloadInput stands at the top of a decision: inside a recompute inputs are kept";
+                return Err(Error::config("Plan", problem));
+            }
             check_cover(inner, range.clone())?;
         }
         next = part.end;

@@ -175,7 +175,7 @@ const IN_FORWARD: &str = "a checkpointed segment";
 const IN_RECOMPUTE: &str = "the recompute of a segment";
 
 /// Runs a segment, its panics caught. One that leaves an outer recompute passes on.
-fn caught<R>(f: impl FnOnce() -> Result<R>, place: &'static str) -> Result<R> {
+pub(super) fn caught<R>(f: impl FnOnce() -> Result<R>, place: &'static str) -> Result<R> {
     let _inside = InsideStep::enter();
     let _mode = GradMode::hold();
     match catch_unwind(AssertUnwindSafe(f)) {

@@ -103,7 +103,10 @@ pub fn stats(device: Device) -> Result<Stats> {
 /// As [`stats`].
 pub fn reset_peak(device: Device) -> Result<()> {
     match device {
-        Device::Cpu => ffi::memory::reset_peak(),
+        Device::Cpu => {
+            counted()?;
+            ffi::memory::reset_peak();
+        }
         other => peak::reset_device_peak(other)?,
     }
     Ok(())
@@ -150,6 +153,7 @@ pub fn resident() -> Result<Resident> {
 /// # Errors
 /// As [`resident`].
 pub fn uncounted() -> Result<u64> {
+    counted()?;
     Ok(resident()?.anonymous.saturating_sub(ffi::memory::stats().current))
 }
 

@@ -40,7 +40,10 @@ impl PeakScope {
     /// 64 scopes are open already; a device that is not there.
     pub fn new(device: Device) -> Result<Self> {
         let mark = match device {
-            Device::Cpu => Mark::Cpu(ffi::memory::Watermark::open()?),
+            Device::Cpu => {
+                super::counted()?;
+                Mark::Cpu(ffi::memory::Watermark::open()?)
+            }
             device => Mark::Device { device, id: open_mark(device)? },
         };
         Ok(Self { mark })

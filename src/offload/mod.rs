@@ -43,6 +43,7 @@ pub use activations::ActivationOffload;
 pub use moved::{Moved, Observer};
 pub use optimizer::{OptimizerOffload, StateHome};
 pub use parameters::{ParameterOffload, Plain, Present, WeightsHome, WithTrain};
+pub(crate) use weights::{Hold, hold, is_offloaded};
 
 use crate::optim::{Optimizer, Parameters};
 

@@ -65,6 +65,11 @@ pub(crate) fn hold(parameter: &Tensor) -> Result<Option<Hold>> {
     weights.upgrade().map(|weights| weights.hold_some(index..index + 1)).transpose()
 }
 
+/// Whether a parameter's bytes have a home outside memory.
+pub(crate) fn is_offloaded(parameter: &Tensor) -> bool {
+    lock(&KNOWN).contains_key(&tensor::storage_identity(parameter))
+}
+
 impl Weights {
     /// Gives each parameter a home and sends it there.
     pub(crate) fn new(parameters: &[Tensor], carrier: Arc<Carrier>, observer: Observer) -> Result<Arc<Self>> {

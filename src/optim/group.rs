@@ -80,11 +80,14 @@ pub trait Parameters {
 
 impl Parameters for VarStore {
     fn named(&self) -> Vec<Named> {
-        let names: std::collections::HashMap<usize, String> = self
-            .variables()
-            .into_iter()
-            .map(|(name, tensor)| (ffi::tensor::identity(&tensor), name))
-            .collect();
+        // tch lists a tied tensor under each of its names, in random order: the first one counts.
+        let mut names = std::collections::HashMap::<usize, String>::new();
+        for (name, tensor) in self.variables() {
+            let known = names.entry(ffi::tensor::identity(&tensor)).or_insert_with(|| name.clone());
+            if name < *known {
+                *known = name;
+            }
+        }
         let named = self.trainable_variables().into_iter().enumerate().map(|(index, tensor)| {
             let name = names.get(&ffi::tensor::identity(&tensor)).cloned();
             Named { name: name.unwrap_or_else(|| index.to_string()), tensor }

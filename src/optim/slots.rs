@@ -99,7 +99,11 @@ impl Slots {
     pub(super) fn allocate(&mut self) -> Result<()> {
         for (group, slots) in self.groups.iter().zip(&mut self.slots) {
             for (parameter, slot) in group.parameters().iter().zip(slots) {
-                if slot.tensors.len() < self.names.len() && parameter.tensor.requires_grad() {
+                // A strategy may have exchanged the parameter for one of another dtype.
+                let stale = slot.count == 0
+                    && slot.tensors.iter().any(|tensor| tensor.kind() != parameter.tensor.kind());
+                let wanted = slot.tensors.len() < self.names.len() || stale;
+                if wanted && parameter.tensor.requires_grad() {
                     slot.tensors =
                         self.names.iter().map(|_| zeros(&parameter.tensor)).collect::<Result<_>>()?;
                 }

@@ -31,19 +31,19 @@ impl Stack {
             .map(|(name, tensor)| Named { name, tensor })
             .collect();
         buffers.sort_by(|a, b| a.name.cmp(&b.name));
-        Stack::tensors(parameters, buffers, optimizer)
+        Stack::tensors(&parameters, &buffers, optimizer)
     }
 
-    /// Starts a stack over a model without a `VarStore`: parameters and buffers, each tensor
-    /// once.
+    /// Starts a stack over a model without a `VarStore`: named parameters and buffers, each
+    /// tensor once; bare tensors are named `0`, `1`, ….
     pub fn tensors(
-        parameters: impl Into<Vec<Named>>,
-        buffers: impl Into<Vec<Named>>,
+        parameters: &(impl Parameters + ?Sized),
+        buffers: &(impl Parameters + ?Sized),
         optimizer: impl Optimizer + 'static,
     ) -> StackBuilder {
         StackBuilder {
-            parameters: parameters.into().named(),
-            buffers: buffers.into().named(),
+            parameters: parameters.named(),
+            buffers: buffers.named(),
             optimizer: Box::new(optimizer),
             strategies: Vec::new(),
         }
@@ -140,29 +140,46 @@ fn refuse_conflicts(strategies: &[Box<dyn Strategy>], optimizer: &dyn Optimizer)
 }
 
 /// Sorts by place and, at one place, by what the strategies say of each other.
-fn order(strategies: &mut [Box<dyn Strategy>]) -> Result<()> {
+fn order(strategies: &mut Vec<Box<dyn Strategy>>) -> Result<()> {
     strategies.sort_by_key(|strategy| strategy.place());
-    for end in 1..strategies.len() {
-        // Insertion: each strategy goes outside those at its place that it is before.
-        let mut at = end;
-        for index in (0..end).rev() {
-            let (one, other) = (&strategies[end], &strategies[index]);
-            if one.place() != other.place() {
-                break;
-            }
-            match (one.relation(other.as_ref()), other.relation(one.as_ref())) {
-                (Relation::Commutes, Relation::Commutes) | (_, Relation::Before) => {}
-                (Relation::Before, _) => at = index,
-                _ => {
-                    let why = format!("both act at {:?} and neither says which comes first", one.place());
-                    let remedy = "keep one of them, or say their order in Strategy::relation";
-                    return Err(incompatible(other.name(), one.name(), Conflict::new(why, remedy)));
-                }
-            }
-        }
-        strategies[at..=end].rotate_right(1);
+    let mut waiting = std::mem::take(strategies);
+    while !waiting.is_empty() {
+        let first = outermost(&waiting)?;
+        strategies.push(waiting.remove(first));
     }
     Ok(())
+}
+
+/// The one at the first place that stands inside no other there.
+fn outermost(waiting: &[Box<dyn Strategy>]) -> Result<usize> {
+    let here = waiting.iter().take_while(|strategy| strategy.place() == waiting[0].place()).count();
+    for (index, one) in waiting[..here].iter().enumerate() {
+        let mut behind = false;
+        for (_, other) in waiting[..here].iter().enumerate().filter(|(at, _)| *at != index) {
+            behind |= comes_after(one.as_ref(), other.as_ref())?;
+        }
+        if !behind {
+            return Ok(index);
+        }
+    }
+    // A circle has at least two.
+    Err(same_place(waiting[0].as_ref(), waiting[here - 1].as_ref()))
+}
+
+/// Whether `one` acts inside `other`, which is at the same place.
+fn comes_after(one: &dyn Strategy, other: &dyn Strategy) -> Result<bool> {
+    match (one.relation(other), other.relation(one)) {
+        (Relation::Commutes, Relation::Commutes) => Ok(false),
+        (Relation::Before, Relation::Commutes | Relation::Unknown) => Ok(false),
+        (Relation::Commutes | Relation::Unknown, Relation::Before) => Ok(true),
+        _ => Err(same_place(other, one)),
+    }
+}
+
+fn same_place(one: &dyn Strategy, other: &dyn Strategy) -> Error {
+    let why = format!("both act at {:?} and they do not agree on which comes first", one.place());
+    let remedy = "keep one of them, or say their order in Strategy::relation";
+    incompatible(one.name(), other.name(), Conflict::new(why, remedy))
 }
 
 fn incompatible(left: String, right: String, conflict: Conflict) -> Error {

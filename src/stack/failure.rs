@@ -10,8 +10,8 @@ impl Stack {
     pub(super) fn settle(&mut self, failed: Failed) -> Error {
         let Some(open) = &self.open else { return failed.error };
         let micro = open.done();
-        let recovery = self.recover(&failed, micro, None);
-        let stays = !failed.in_backward || recovery == Recovery::MicroBatch;
+        let recovered = self.recover(&failed, micro, None);
+        let stays = !failed.in_backward || recovered.contains(&Recovery::MicroBatch);
         let put_back = match (stays, micro) {
             (_, 0) => self.back_to_window_start(),
             (true, _) => {
@@ -31,19 +31,20 @@ impl Stack {
     pub(super) fn settle_split(&mut self, failed: Failed, rows: Option<i64>) -> (Error, Recovery) {
         let Some(open) = &self.open else { return (failed.error, Recovery::Window) };
         let micro = open.done();
-        let recovery = self.recover(&failed, micro, rows);
+        let recovered = self.recover(&failed, micro, rows);
+        let retry = recovered.contains(&Recovery::Retry);
+        let recovery = if retry { Recovery::Retry } else { Recovery::Window };
         match self.back_to_window_start() {
             Ok(()) => (failed.error, recovery),
             Err(error) => (self.poison(error), Recovery::Window),
         }
     }
 
-    fn recover(&mut self, failed: &Failed, micro: usize, rows: Option<i64>) -> Recovery {
+    fn recover(&mut self, failed: &Failed, micro: usize, rows: Option<i64>) -> Vec<Recovery> {
         let Failed { error, in_backward } = failed;
         let parameters = &self.model.parameters;
         let failure = Failure { error, micro, rows, in_backward: *in_backward, parameters };
-        let answers = self.strategies.iter_mut().map(|strategy| strategy.recover(&failure));
-        answers.fold(Recovery::Window, |kept, answer| if answer == Recovery::Window { kept } else { answer })
+        self.strategies.iter_mut().map(|strategy| strategy.recover(&failure)).collect()
     }
 
     pub(super) fn back_to_window_start(&mut self) -> Result<()> {

@@ -135,12 +135,35 @@ impl Stack {
     /// allocated now. Parameters that the stack does not know yet become known.
     ///
     /// # Errors
-    /// An open window; a parameter that is in a group already; out of memory.
+    /// An open window; a parameter that is in a group already, on another device or under a
+    /// name that is taken: nothing changed. [`Error::Poisoned`] where a strategy cannot take
+    /// it up.
     pub fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
         self.refuse_open("Stack::add_group")?;
+        self.check_new(&parameters)?;
         self.optimizer.add_group(parameters.clone(), options)?;
         self.model.add(parameters);
-        self.prepare()
+        self.prepare().map_err(|error| self.poison(error))
+    }
+
+    fn check_new(&self, parameters: &[Named]) -> Result<()> {
+        let held = || self.optimizer.groups().iter().flat_map(|group| group.parameters());
+        for new in parameters {
+            let identity = crate::ffi::tensor::identity(&new.tensor);
+            let same = |known: &Named| crate::ffi::tensor::identity(&known.tensor) == identity;
+            let known = self.model.parameters.iter().find(|known| same(known));
+            let name_taken = self.model.parameters.iter().any(|known| known.name == new.name && !same(known));
+            let problem = match () {
+                () if new.tensor.device() != self.model.device => "is on another device than the model",
+                () if name_taken => "has the name of another parameter",
+                () if held().any(|held| same(held) || known.is_some_and(|known| known.name == held.name)) => {
+                    "is in a group already"
+                }
+                () => continue,
+            };
+            return Err(Error::config("Stack::add_group", format!("`{}` {problem}", new.name)));
+        }
+        Ok(())
     }
 
     /// Registers the model's tensors and lets everyone allocate.
@@ -165,6 +188,7 @@ impl Stack {
     /// An open window; an optimizer whose state is out of reach; out of memory.
     pub fn state(&mut self) -> Result<State> {
         self.refuse_open("Stack::state")?;
+        self.check_health()?;
         State::collect(|visitor| self.visit_state(visitor))
     }
 
@@ -190,7 +214,12 @@ impl Stack {
         let model = &mut self.model;
         for (list, named) in [("parameters", &mut model.parameters), ("buffers", &mut model.buffers)] {
             visitor.nested(list, |visitor| {
-                named.iter_mut().try_for_each(|named| visitor.tensor(&named.name, &mut named.tensor))
+                named.iter_mut().try_for_each(|Named { name, tensor }| {
+                    // A weight that is away visits.
+                    let held = crate::offload::hold(tensor)?;
+                    visitor.tensor(name, tensor)?;
+                    held.map_or(Ok(()), crate::offload::Hold::end)
+                })
             })?;
         }
         visitor.nested("optimizer", |visitor| self.optimizer.visit_state(visitor))?;

@@ -30,15 +30,18 @@ impl Start {
 
     /// Goes back to the moment remembered last.
     pub(super) fn go_back(&self, buffers: &[Named]) -> Result<()> {
+        let Some(generators) = &self.generators else { return Ok(()) };
         for (copy, buffer) in self.copies.iter().zip(buffers) {
             ffi::tensor::put_back(&buffer.tensor, copy)?;
         }
-        self.generators.as_ref().map_or(Ok(()), Generators::restore)
+        generators.restore()
     }
 
     /// The buffer that changed since, if any. Reads the device.
     pub(super) fn changed<'a>(&self, buffers: &'a [Named]) -> Option<&'a str> {
         let mut pairs = self.copies.iter().zip(buffers);
-        pairs.find(|(copy, buffer)| !copy.equal(&buffer.tensor)).map(|(_, buffer)| buffer.name.as_str())
+        pairs
+            .find(|(copy, buffer)| !copy.f_equal(&buffer.tensor).unwrap_or(true))
+            .map(|(_, buffer)| buffer.name.as_str())
     }
 }

@@ -82,10 +82,14 @@ impl Stack {
     /// # Errors
     /// As the update of [`Stack::step`].
     pub fn flush(&mut self) -> Result<Option<StepOutcome>> {
-        match self.open {
-            Some(_) => self.finish().map(Some),
-            None => Ok(None),
+        self.check_health()?;
+        if self.open.is_none() {
+            return Ok(None);
         }
+        let ended = self.finish();
+        // `windows` still counts the window that ends here.
+        self.clock.broke(0);
+        ended.map(Some)
     }
 
     /// Drops the open window: gradients go, buffers and generators are as at its start.
@@ -142,7 +146,7 @@ impl Stack {
             let micro = match batch.take_rows(range) {
                 Ok(micro) => micro,
                 Err(error) => {
-                    self.back_to_window_start().map_err(stop)?;
+                    self.discard().map_err(stop)?;
                     return Err(stop(error));
                 }
             };

@@ -23,10 +23,10 @@ impl Stack {
                 match error {
                     Error::Poisoned { source } => Err(self.poison(*source)),
                     error if moved => Err(self.poison(error)),
-                    error => {
-                        self.window_start.go_back(&self.model.buffers)?;
-                        Err(error)
-                    }
+                    error => match self.window_start.go_back(&self.model.buffers) {
+                        Ok(()) => Err(error),
+                        Err(error) => Err(self.poison(error)),
+                    },
                 }
             }
         }
@@ -50,6 +50,8 @@ impl Stack {
         for strategy in strategies.iter_mut() {
             strategy.agree(&mut numbers)?;
         }
+        // What was agreed upon counts, not what was measured here.
+        let divisor = numbers.weight * numbers.scale;
         let mut phase = UpdatePhase {
             update: Update { divisor, position: self.position },
             numbers,
@@ -60,24 +62,28 @@ impl Stack {
         let mut lr = Vec::new();
         let verdict = phases::update(strategies, &mut phase, &mut |phase| {
             lr = phase.optimizer.groups().iter().map(|group| group.lr).collect();
-            let verdict = move_parameters(phase)?;
+            divide(phase)?;
+            // Until the optimizer says otherwise: it may panic half-way.
             *moved = true;
-            Ok(verdict)
+            let stepped = phase.optimizer.step(&phase.update);
+            *moved = !matches!(&stepped, Err(error) if !matches!(error, Error::Poisoned { .. }));
+            stepped.map(|()| Verdict::Stepped)
         })?;
-        Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr })
+        let tokens = numbers.tokens;
+        Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr, tokens })
     }
 
     fn count(&mut self, open: &Open, ended: Ended) -> StepOutcome {
         self.position.windows += 1;
         self.position.micro_batches += open.done as u64;
-        let Ended { verdict, loss, grad_norm, lr } = ended;
+        let Ended { verdict, loss, grad_norm, lr, tokens } = ended;
         if let Verdict::Skipped(reason) = verdict {
             return StepOutcome::Skipped { reason };
         }
         self.position.steps += 1;
         self.zero_grad();
         let scale = (open.scale != 1.0).then_some(open.scale);
-        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens: open.tokens, peak: open.peak.peak() }
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak: open.peak.peak() }
     }
 }
 
@@ -87,6 +93,7 @@ struct Ended {
     loss: Tensor,
     grad_norm: Option<f64>,
     lr: Vec<f64>,
+    tokens: f64,
 }
 
 /// The window's weighted mean loss, on the device.
@@ -112,13 +119,13 @@ fn measure(
     Ok(())
 }
 
-fn move_parameters(phase: &mut UpdatePhase<'_>) -> Result<Verdict> {
+/// Divides the gradients where the optimizer does not.
+fn divide(phase: &mut UpdatePhase<'_>) -> Result<()> {
     if !phase.optimizer.folds_divisor() && phase.update.divisor != 1.0 {
         for mut grad in gradients(phase.optimizer) {
             let _ = grad.f_div_scalar_(phase.update.divisor)?;
         }
         phase.update.divisor = 1.0;
     }
-    phase.optimizer.step(&phase.update)?;
-    Ok(Verdict::Stepped)
+    Ok(())
 }

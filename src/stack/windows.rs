@@ -71,7 +71,8 @@ pub struct Windows<I: Iterator> {
     refusal: Option<Option<Error>>,
     breaks: u64,
     index: usize,
-    tokens: u64,
+    /// Tokens of the window before each of its micro-batches, and after the last one given.
+    tokens: Vec<u64>,
     rule: WindowRule,
 }
 
@@ -91,10 +92,12 @@ where
             Err(error) => return Some(Err(error)),
         };
         self.follow();
-        self.tokens += batch.tokens();
+        self.tokens.truncate(self.index + 1);
+        let tokens = self.tokens.last().copied().unwrap_or_default() + batch.tokens();
+        self.tokens.push(tokens);
         let full = match self.rule {
             WindowRule::Micros(micros) => self.index + 1 >= micros,
-            WindowRule::Tokens(tokens) => self.tokens >= tokens,
+            WindowRule::Tokens(wanted) => tokens >= wanted,
         };
         let ends = self.batches.peek().is_none();
         let of = match self.rule {
@@ -103,9 +106,6 @@ where
         };
         let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of };
         self.index = if micro.last { 0 } else { self.index + 1 };
-        if micro.last {
-            self.tokens = 0;
-        }
         Some(Ok(micro))
     }
 }
@@ -117,9 +117,6 @@ impl<I: Iterator> Windows<I> {
         if breaks != self.breaks {
             self.breaks = breaks;
             self.index = self.clock.done();
-            if self.index == 0 {
-                self.tokens = 0;
-            }
         }
         if self.index == 0 {
             self.rule = self.clock.rule();
@@ -149,7 +146,7 @@ impl Stack {
             refusal: self.refuse_open("Stack::windows").err().map(Some),
             breaks: self.clock.breaks(),
             index: 0,
-            tokens: 0,
+            tokens: vec![0],
             rule: self.clock.rule(),
         }
     }

@@ -68,7 +68,7 @@ impl Loss {
         }
         match self.weight {
             Weight::Mean(n) if n != 1.0 => Ok(total.f_to_kind(wide(&total))?.f_mul_scalar(n)?),
-            _ => Ok(total),
+            _ => Ok(total.f_to_kind(wide(&total))?),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::state::{Named, StateVisitor};
 /// backward and update. Each phase's default calls the next one; a strategy that does not
 /// call it keeps everything further in from happening. `docs/writing-a-strategy.md` builds
 /// one from nothing.
-pub trait Strategy: Debug + Any {
+pub trait Strategy: Debug + Any + Send {
     /// What the user wrote, as in `GradAccumulator::every(4)`; by default the type's name.
     fn name(&self) -> String {
         let path = std::any::type_name::<Self>();

@@ -66,7 +66,7 @@ impl GradAccumulator {
     }
 
     /// A window that ends with the micro-batch that brings it to `tokens` (counted by the
-    /// batch, or in `step_with` by the loss).
+    /// batch, or in `step_with` by the loss). `step_batch` does not split a batch under it.
     pub fn tokens(tokens: u64) -> Self {
         Self { rule: WindowRule::Tokens(tokens), sum: Sum::Own }
     }
@@ -113,13 +113,20 @@ impl Strategy for GradAccumulator {
     }
 
     fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {
-        let master = other.place() == Place::Master;
-        (master && matches!(self.sum, Sum::Single(_))).then(|| {
-            Conflict::new(
+        if matches!(self.sum, Sum::Own) {
+            return None;
+        }
+        match other.place() {
+            Place::Master => Some(Conflict::new(
                 "master weights already add gradients up in fp32",
                 "leave .fp32() out of the accumulator",
-            )
-        })
+            )),
+            Place::Recovery => Some(Conflict::new(
+                "gradients that are added up elsewhere cannot be put back",
+                "leave one of them out: without Rollback a failed window starts again",
+            )),
+            _ => None,
+        }
     }
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {

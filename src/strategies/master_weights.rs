@@ -29,12 +29,12 @@
 
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Cost, Exactness, Failure, ModelSize, NextBackward, NextUpdate, Place, Preparation, Recovery,
-    Strategy, UpdatePhase, Verdict,
+    Backward, Cost, Exactness, Failure, Mode, ModelSize, NextBackward, NextForward, NextUpdate, Place,
+    Preparation, Recovery, Strategy, UpdatePhase, Verdict,
 };
 
 /// Trains a half-precision model through fp32 weights. See the [module](self).
@@ -94,12 +94,28 @@ impl Strategy for MasterWeights {
         Cost::new(formula, Some(8 * elements as u64), "one pass over weights per update")
     }
 
+    fn forward(&mut self, mode: &mut Mode, next: NextForward<'_>) -> Result<()> {
+        if matches!(mode, Mode::Train(micro) if micro.first()) {
+            self.drop_sums();
+        }
+        next(mode)
+    }
+
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
         for group in preparation.optimizer.groups_mut() {
             for index in 0..group.parameters().len() {
                 let weight = group.parameters()[index].clone();
                 if !matches!(weight.tensor.kind(), Kind::BFloat16 | Kind::Half) {
                     continue;
+                }
+                if crate::offload::is_offloaded(&weight.tensor) {
+                    return Err(Error::Incompatible {
+                        left: self.name(),
+                        right: format!("CpuOffload::parameters, which holds `{}`", weight.name),
+                        why: "the rounded weights are written where their bytes are away".to_owned(),
+                        remedy: "offload the optimizer's state instead, with CpuOffload::optimizer"
+                            .to_owned(),
+                    });
                 }
                 let trained = weight.tensor.requires_grad();
                 let master =
@@ -113,7 +129,6 @@ impl Strategy for MasterWeights {
 
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
         if pass.micro.first() {
-            self.drop_sums();
             for pair in &self.pairs {
                 // A weight unfrozen since the last window.
                 let _ = pair.master.f_set_requires_grad(pair.weight.tensor.requires_grad())?;

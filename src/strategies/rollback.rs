@@ -72,7 +72,7 @@ impl Strategy for Rollback {
     }
 
     fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {
-        let elsewhere = other.place() == Place::Master || other.name().ends_with(".fp32()");
+        let elsewhere = other.place() == Place::Master;
         elsewhere.then(|| {
             Conflict::new(
                 "gradients that are added up elsewhere cannot be put back",

@@ -1,3 +1,4 @@
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -58,6 +59,7 @@ int mf_device_release_caches() noexcept {
   return memfit::guarded([&] {
     c10::Device which = accelerator(0);
     c10::getDeviceAllocator(which.type())->emptyCache();
+    if (auto *pinned = at::getHostAllocator(which.type())) pinned->empty_cache();
   });
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -19,6 +20,8 @@ thread_local Watch *innermost = nullptr;
 thread_local bool undoing = false;  // inside an operator that changes state in place
 // The running statistics that the operator moves and that its backward does not read.
 thread_local const void *moving[2] = {};
+// Integer scalars that operators made while they were watched: nobody's state.
+thread_local std::vector<const void *> made;
 
 // Copies of what an operator will overwrite, written back when it has returned. The writing
 // goes behind the version counter: the same bytes come back.
@@ -55,13 +58,37 @@ size_t statistics_of(const char *name, c10::ArrayRef<const c10::IValue> inputs) 
 
 // Whether the tensor keeps its bytes from one step to the next: a step counter, or a
 // registered buffer.
-bool is_state(const at::Tensor &tensor) {
-  bool counter = tensor.dim() == 0 && c10::isIntegralType(tensor.scalar_type(), false);
-  return (counter || is_registered(tensor)) && !tensor.requires_grad();
-}
-
 const void *storage_of(const at::Tensor &tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+bool is_integer_scalar(const at::Tensor &tensor) {
+  return tensor.defined() && tensor.dim() == 0 && c10::isIntegralType(tensor.scalar_type(), false);
+}
+
+bool is_state(const at::Tensor &tensor) {
+  if (tensor.requires_grad()) return false;
+  if (is_registered(tensor)) return true;
+  return is_integer_scalar(tensor) && std::find(made.begin(), made.end(), storage_of(tensor)) == made.end();
+}
+
+void remember_made(const std::vector<c10::IValue> &outputs) {
+  for (const c10::IValue &output : outputs) {
+    if (output.isTensor() && is_integer_scalar(output.toTensor())) made.push_back(storage_of(output.toTensor()));
+  }
+}
+
+// The storage that the operator overwrites by its name, if any: in a recompute that is undone,
+// so what it held before is of no interest.
+const void *overwritten_by(const at::RecordFunction &fn) {
+  const char *name = fn.name();
+  size_t length = std::strlen(name);
+  auto inputs = fn.inputs();
+  if (inputs.empty()) return nullptr;
+  bool in_place = length && name[length - 1] == '_';
+  if (!in_place && !std::strstr(fn.overload_name(), "out")) return nullptr;
+  size_t index = in_place ? 0 : inputs.size() - 1;
+  return tensor_at(inputs, index) ? storage_of(inputs[index].toTensor()) : nullptr;
 }
 
 // Not null where the operator changes state; with copies where they are wanted.
@@ -113,11 +140,19 @@ void Watch::enter(const at::RecordFunction &fn) noexcept {
   just_entered_ = &fn;
   if (!sees_.frozen_reads) return;
   try {
-    for (const c10::IValue &input : fn.inputs()) {
-      if (!input.isTensor()) continue;
-      const at::Tensor &tensor = input.toTensor();
-      if (tensor.defined() && !tensor.requires_grad() && is_registered(tensor)) {
-        watcher_.reads_frozen(tensor);
+    auto inputs = fn.inputs();
+    size_t statistics = statistics_of(fn.name(), inputs);
+    const void *overwritten = overwritten_by(fn);
+    auto tell = [&](const at::Tensor &tensor) {
+      if (!tensor.defined() || tensor.requires_grad() || !is_registered(tensor)) return;
+      if (!overwritten || storage_of(tensor) != overwritten) watcher_.reads_frozen(tensor);
+    };
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (statistics && (i == statistics || i == statistics + 1)) continue;
+      if (inputs[i].isTensor()) {
+        tell(inputs[i].toTensor());
+      } else if (inputs[i].isTensorList()) {
+        for (const at::Tensor &tensor : inputs[i].toTensorList()) tell(tensor);
       }
     }
   } catch (const std::exception &error) {
@@ -151,7 +186,12 @@ struct WatchCallbacks {
     }
   }
 
-  static void end(const at::RecordFunction &, at::ObserverContext *context) {
+  static void end(const at::RecordFunction &fn, at::ObserverContext *context) {
+    try {
+      if (!undoing) remember_made(fn.outputs());
+    } catch (const std::exception &) {
+      // Out of memory for a pointer: the scalar counts as state.
+    }
     if (auto *undo = static_cast<Undo *>(context)) {
       undoing = false;
       moving[0] = moving[1] = nullptr;
@@ -171,13 +211,16 @@ Watch::Watch(Watcher &watcher, Sees sees) : watcher_(watcher), sees_(sees), oute
                    : at::addThreadLocalCallback(
                          at::RecordFunctionCallback(&WatchCallbacks::start, &WatchCallbacks::end)
                              .needsInputs(true)
+                             .needsOutputs(true)
                              .scopes({at::RecordScope::FUNCTION}));
   innermost = this;
 }
 
 Watch::~Watch() {
   innermost = outer_;
-  if (handle_) at::removeCallback(handle_);
+  if (!handle_) return;
+  at::removeCallback(handle_);
+  made.clear();
 }
 
 void Watch::when_final(uint32_t slot, const at::Tensor &tensor) {

@@ -26,7 +26,9 @@ bool Region::take(const at::Tensor &tensor, Saved &into) {
   auto slot = static_cast<uint32_t>(slots_.size());
   slots_.emplace_back(tensor);
   if (forward_) {
-    if (!tensor.requires_grad() && !forward_->is_input(tensor)) note(tensor, false);
+    // A parameter is noted here too: the segment itself may change it before it ends.
+    bool read = tensor.requires_grad() ? is_parameter(tensor) : !forward_->is_input(tensor);
+    if (read) note(tensor, false);
     if (checked_) forward_->watch->when_final(slot, detached(tensor));
   }
   auto self = c10::intrusive_ptr<Holder>::unsafe_reclaim_from_nonowning(this);
@@ -76,10 +78,6 @@ void Region::note_leaves(
 
 void Region::settle() {
   if (generators_ && !generators_->moved()) generators_.reset();
-  auto changed = [](const Read &read) {
-    return read.registered && read.version.current_version() != read.expected;
-  };
-  reads_.erase(std::remove_if(reads_.begin(), reads_.end(), changed), reads_.end());
 }
 
 void Region::release_resources() {
