@@ -11,7 +11,7 @@ use memfit::strategies::{
     AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback, autocast,
 };
 use memfit::tch::{Device, Kind, Tensor, nn, nn::ModuleT};
-use memfit::{Error, Exactness, Loss, Named, Result, Stack};
+use memfit::{Error, Exactness, Loss, Named, Result, Stack, StackBuilder};
 use support::{copies, difference, same, serial};
 
 /// What can be stacked.
@@ -28,6 +28,7 @@ enum Part {
     Checkpoint,
     OffloadActivations,
     OffloadOptimizer,
+    OffloadParameters,
     Master,
     Rollback,
     Budget,
@@ -35,10 +36,10 @@ enum Part {
 
 use Part::{
     Bf16, Budget as Bound, Checkpoint, ClipNorm, ClipValue, Cosine as Schedule, Every, Fp16, Fp32Sum, Master,
-    OffloadActivations, OffloadOptimizer, Rollback as Undo, Tokens,
+    OffloadActivations, OffloadOptimizer, OffloadParameters, Rollback as Undo, Tokens,
 };
 
-const PARTS: [Part; 14] = [
+const PARTS: [Part; 15] = [
     Every,
     Tokens,
     Fp32Sum,
@@ -50,13 +51,16 @@ const PARTS: [Part; 14] = [
     Checkpoint,
     OffloadActivations,
     OffloadOptimizer,
+    OffloadParameters,
     Master,
     Undo,
     Bound,
 ];
 
 /// Pairs that `build()` refuses.
-const REFUSED: [(Part, Part); 10] = [
+const REFUSED: [(Part, Part); 12] = [
+    (OffloadParameters, Master),
+    (OffloadParameters, Fp32Sum),
     (Fp16, Master),
     (Fp32Sum, Fp16),
     (Every, Tokens),
@@ -124,18 +128,22 @@ impl Model {
         if parts.iter().any(|part| matches!(part, Master | Fp32Sum)) {
             vs.bfloat16();
         }
-        let segment = |checkpointed: bool| -> (Box<dyn ModuleT>, Box<dyn ModuleT>) {
-            if checkpointed {
-                (
-                    Box::new(ActivationCheckpoint::with_train(noisy).checked()),
-                    Box::new(ActivationCheckpoint::with_train(tied).checked()),
-                )
-            } else {
-                (Box::new(noisy), Box::new(tied))
-            }
+        let checkpointed = parts.contains(&Checkpoint);
+        let noisy: Box<dyn ModuleT> = if parts.contains(&OffloadParameters) {
+            let weights =
+                vec![noisy.linear.ws.shallow_clone(), noisy.norm.ws.as_ref().unwrap().shallow_clone()];
+            let away = CpuOffload::parameters(noisy, &weights).with_train();
+            checkpoint_if(checkpointed, away.disk(std::env::temp_dir()).unwrap())
+        } else {
+            checkpoint_if(checkpointed, noisy)
         };
-        let (noisy, tied) = segment(parts.contains(&Checkpoint));
-        Self { vs, noisy, tied, frozen, head }
+        Self { vs, noisy, tied: checkpoint_if(checkpointed, tied), frozen, head }
+    }
+
+    /// The model of the loop by hand: its segments are not wrapped.
+    fn plain(parts: &[Part]) -> Self {
+        let wraps = |part: &&Part| !matches!(part, Checkpoint | OffloadParameters);
+        Self::new(&parts.iter().filter(wraps).copied().collect::<Vec<_>>())
     }
 
     fn loss(&self, x: &Tensor, y: &Tensor) -> Tensor {
@@ -144,6 +152,10 @@ impl Model {
         let logits = hidden.apply(&self.frozen).apply(&self.head);
         logits.to_kind(Kind::Float).cross_entropy_for_logits(y)
     }
+}
+
+fn checkpoint_if<M: ModuleT + 'static>(checkpointed: bool, module: M) -> Box<dyn ModuleT> {
+    if checkpointed { Box::new(ActivationCheckpoint::with_train(module).checked()) } else { Box::new(module) }
 }
 
 /// Unequal micro-batches; the last window is short.
@@ -184,7 +196,7 @@ fn windows(parts: &[Part]) -> Vec<usize> {
 
 /// The loop written by hand.
 fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
-    let model = Model::new(parts);
+    let model = Model::plain(parts);
     let parameters = model.vs.trainable_variables();
     let trained = |p: &Tensor| p.requires_grad();
     let has = |part| parts.contains(&part);
@@ -276,25 +288,34 @@ fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
             }
         }
     }
-    (results(&model), losses)
+    (results(model), losses)
 }
 
-fn results(model: &Model) -> Vec<Tensor> {
-    let mut named: Vec<_> = model.vs.variables().into_iter().collect();
+/// Weights and running statistics, by name; offloaded ones are back when their module is gone.
+fn results(model: Model) -> Vec<Tensor> {
+    let vs = model.vs;
+    drop((model.noisy, model.tied));
+    let mut named: Vec<_> = vs.variables().into_iter().collect();
     named.sort_by(|a, b| a.0.cmp(&b.0));
     copies(&named.into_iter().map(|(_, tensor)| tensor).collect::<Vec<_>>())
+}
+
+fn start(parts: &[Part], model: &Model, optimizer: impl Optimizer + 'static) -> Result<StackBuilder> {
+    let (state, weights) = (parts.contains(&OffloadOptimizer), parts.contains(&OffloadParameters));
+    Ok(match (state, weights) {
+        (false, false) => Stack::of(&model.vs, optimizer),
+        (false, true) => Stack::of(&model.vs, CpuOffload::optimizer(optimizer).resident()?),
+        (true, _) => Stack::of(&model.vs, CpuOffload::optimizer(optimizer).disk(std::env::temp_dir())?),
+    })
 }
 
 /// The same by a stack.
 fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exactness)> {
     let model = Model::new(parts);
     let folder = std::env::temp_dir();
-    let offload = parts.contains(&OffloadOptimizer);
-    let mut builder = match (kind, offload) {
-        (Kinds::Sgd, false) => Stack::of(&model.vs, sgd(&model.vs)),
-        (Kinds::AdamW, false) => Stack::of(&model.vs, adamw(&model.vs)),
-        (Kinds::Sgd, true) => Stack::of(&model.vs, CpuOffload::optimizer(sgd(&model.vs)).disk(&folder)?),
-        (Kinds::AdamW, true) => Stack::of(&model.vs, CpuOffload::optimizer(adamw(&model.vs)).disk(&folder)?),
+    let mut builder = match kind {
+        Kinds::Sgd => start(parts, &model, sgd(&model.vs))?,
+        Kinds::AdamW => start(parts, &model, adamw(&model.vs))?,
     };
     // Backwards, to show that the order of `.with` never matters.
     for part in parts.iter().rev() {
@@ -311,7 +332,7 @@ fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exa
             Master => builder.with(MasterWeights::fp32()),
             Undo => builder.with(Rollback::micro_batch()),
             Bound => builder.with(Budget::parse("1GiB")?),
-            Checkpoint | OffloadOptimizer => builder,
+            Checkpoint | OffloadOptimizer | OffloadParameters => builder,
         };
     }
     let mut training = builder.build()?;
@@ -326,7 +347,7 @@ fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exa
     }
     let exactness = training.exactness();
     drop(training);
-    Ok((results(&model), losses, exactness))
+    Ok((results(model), losses, exactness))
 }
 
 fn refused(parts: &[Part]) -> bool {
@@ -359,10 +380,10 @@ fn fault(parts: &[Part], kind: Kinds) -> Option<String> {
     // Against how far training moved the weights: a stack that never steps would be at 1. bf16
     // weights may round the other way in some elements.
     let half = parts.iter().any(|part| matches!(part, Fp32Sum | Master));
-    let model = Model::new(parts);
-    let start = results(&model);
+    let model = Model::plain(parts);
     let mut names: Vec<String> = model.vs.variables().into_keys().collect();
     names.sort();
+    let start = results(model);
     let distance = |a: &[Tensor], b: &[Tensor]| -> f64 {
         let weights = a.iter().zip(b).zip(&names).filter(|(_, name)| !name.contains("running"));
         let squares = weights.map(|((a, b), _)| {
@@ -412,7 +433,7 @@ fn every_triple_is_the_loop_by_hand_or_refused() {
 #[test]
 fn the_oracle_itself_trains() {
     let _guard = serial();
-    let (before, (after, losses)) = (results(&Model::new(&[])), oracle(&[], Kinds::AdamW));
+    let (before, (after, losses)) = (results(Model::plain(&[])), oracle(&[], Kinds::AdamW));
     assert_eq!(losses.len(), 7);
     let moved = before.iter().zip(&after).filter(|(a, b)| difference(a, b) > 0.0).count();
     // All but the frozen weight: parameters, and BatchNorm's statistics.

@@ -1,10 +1,10 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
-mod adamw;
+pub mod adamw;
 mod group;
-mod sgd;
+pub mod sgd;
 mod slots;
-mod tch_adapter;
+pub mod tch_adapter;
 
 pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};

@@ -30,6 +30,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::state::Named;
 use crate::step::{
     Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
     WindowRule,
@@ -134,6 +135,7 @@ impl Strategy for GradAccumulator {
             return Err(Error::config("GradAccumulator", "a window has at least one micro-batch or token"));
         }
         if let Sum::Single(sums) = &mut self.sum {
+            refuse_offloaded(preparation.parameters)?;
             let sum = |tensor: &Tensor| -> Result<Option<Accumulated>> {
                 let half = matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) && tensor.requires_grad();
                 let zeros = || tensor.f_detach()?.f_to_kind(Kind::Float)?.f_zero_();
@@ -187,5 +189,20 @@ impl Strategy for GradAccumulator {
             }
         }
         Ok(())
+    }
+}
+
+/// Sums are made from weights whose bytes are here.
+fn refuse_offloaded(parameters: &[Named]) -> Result<()> {
+    let half = |one: &&Named| one.tensor.kind() != Kind::Float && crate::offload::is_offloaded(&one.tensor);
+    match parameters.iter().find(half) {
+        None => Ok(()),
+        Some(parameter) => Err(Error::Incompatible {
+            left: "GradAccumulator::….fp32()".to_owned(),
+            right: format!("CpuOffload::parameters, which holds `{}`", parameter.name),
+            why: "fp32 sums of half-precision gradients stay in memory, twice what the weights free"
+                .to_owned(),
+            remedy: "leave .fp32() out, or offload the optimizer's state instead".to_owned(),
+        }),
     }
 }

@@ -3,7 +3,7 @@
 //! *Cost*: 0 bytes; one comparison per allocation.
 //!
 //! *When it acts*: on the CPU at each allocation, from `build()` until the stack is dropped: a
-//! breach is [`Error::OutOfMemory`] and nothing is lost. The limit holds for the whole process.
+//! breach is [`Error::OutOfMemory`](crate::Error::OutOfMemory) and nothing is lost. The limit holds for the whole process.
 //!
 //! *Limits*: on CUDA nothing can refuse an allocation, so there the peak is checked after each
 //! step and a breach is logged as not enforced. Memory that libtorch's CPU libraries take

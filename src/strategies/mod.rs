@@ -1,14 +1,14 @@
 //! The built-in strategies, one file each.
 
-mod accumulate;
-mod amp;
-mod budget;
-mod clip;
+pub mod accumulate;
+pub mod amp;
+pub mod budget;
+pub mod clip;
 mod loss_scale;
-mod master_weights;
+pub mod master_weights;
 mod offload;
-mod rollback;
-mod schedule;
+pub mod rollback;
+pub mod schedule;
 
 pub use accumulate::GradAccumulator;
 pub use amp::{AmpConfig, AmpScaler, autocast, full_precision};
