@@ -90,6 +90,7 @@ fn summarise(
     println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
     let stats = memory::stats(Device::Cpu)?;
     println!("peak {} within {}, live now {}", Bytes(progress.peak), flags.budget, Bytes(stats.current));
+    println!("\n{}", memory::summary());
     Ok(())
 }
 

@@ -19,7 +19,7 @@ struct Measured {
 /// A stack that cannot be built or trained.
 pub fn print(config: &Config, text: &Text, lr: f64, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
     let batch = text.batch(config, &mut Random::new(1), Device::Cpu);
-    println!("{:<42} {:>9} {:>9} {:>9} {:>9}", "one step of", "peak MB", "of plain", "ms", "of plain");
+    println!("{:<54} {:>9} {:>9} {:>9} {:>9}", "one step of", "peak MB", "of plain", "ms", "of plain");
     let plain = plain(config, &batch, lr)?;
     row("the plain tch loop", &plain, &plain);
     for plan in plans(lr) {
@@ -74,5 +74,5 @@ fn row(name: &str, measured: &Measured, plain: &Measured) {
     let megabytes = measured.peak as f64 / 1e6;
     let share = measured.peak as f64 / plain.peak as f64;
     let time = measured.milliseconds / plain.milliseconds;
-    println!("{name:<42} {megabytes:>9.1} {share:>9.2} {:>9.0} {time:>9.2}", measured.milliseconds);
+    println!("{name:<54} {megabytes:>9.1} {share:>9.2} {:>9.0} {time:>9.2}", measured.milliseconds);
 }
