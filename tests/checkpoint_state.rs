@@ -3,9 +3,11 @@
 mod support;
 
 use memfit::checkpoint::{Shared, checkpoint};
+use memfit::offload::CpuOffload;
+use memfit::optim::{AdamW, AdamWConfig, Optimizer, Sgd, SgdConfig};
 use memfit::saved::register;
 use memfit::tch::{self, Device, Kind, Tensor};
-use memfit::{Error, Named};
+use memfit::{Error, Named, Update};
 use support::{copies, same, serial};
 
 #[test]
@@ -80,4 +82,57 @@ fn a_parameter_that_its_segment_changes_is_an_error() {
     });
     let error = Error::from(y.unwrap().sum(Kind::Float).f_backward().unwrap_err());
     assert!(matches!(error, Error::Modified { .. }), "{error}");
+}
+
+/// Case 29: for every optimizer of the crate, with checkpoint, and with offload around it.
+#[test]
+fn an_update_between_forward_and_backward_is_an_error() {
+    let _guard = serial();
+    type Make = fn(&Vec<Tensor>) -> Box<dyn Optimizer>;
+    let makes: [Make; 4] = [
+        |w| Box::new(Sgd::new(w, SgdConfig::default().lr(0.1)).unwrap()),
+        |w| Box::new(Sgd::new(w, SgdConfig::default().lr(0.1).momentum(0.9)).unwrap()),
+        |w| Box::new(AdamW::new(w, AdamWConfig::default()).unwrap()),
+        |w| Box::new(AdamW::adam(w, AdamWConfig::default()).unwrap()),
+    ];
+    for make in makes {
+        for offloaded in [false, true] {
+            let x = Tensor::randn([64, 64], (Kind::Float, Device::Cpu));
+            let w = Tensor::randn([64, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            let mut optimizer = make(&vec![w.shallow_clone()]);
+            x.matmul(&w).square().mean(Kind::Float).backward();
+            let forward = || {
+                let shared = Shared::new(w.shallow_clone());
+                checkpoint(&shared, &x.shallow_clone(), |w, x| x.matmul(w).tanh().square())
+            };
+            let mut offload = CpuOffload::activations().disk(std::env::temp_dir()).min_bytes(0);
+            let y = if offloaded { offload.around(Device::Cpu, &[], forward) } else { forward() };
+            optimizer.step(&Update::plain()).unwrap();
+            let error = Error::from(y.unwrap().sum(Kind::Float).f_backward().unwrap_err());
+            assert!(matches!(error, Error::Modified { .. }), "{} {offloaded}: {error}", optimizer.name());
+        }
+    }
+}
+
+/// Case 29: a segment's input that was moved is what forward saw; one that stayed is an error.
+#[test]
+fn a_changed_input_is_the_old_value_or_an_error_under_checkpoint_and_offload() {
+    let _guard = serial();
+    for moved in [false, true] {
+        let w = Tensor::randn([64, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let mut x = Tensor::randn([64, 64], (Kind::Float, Device::Cpu));
+        let plain = Tensor::run_backward(&[x.matmul(&w).tanh().sum(Kind::Float)], &[&w], false, false);
+        let shared = Shared::new(w.shallow_clone());
+        let least = if moved { 0 } else { 1 << 20 };
+        let mut offload = CpuOffload::activations().disk(std::env::temp_dir()).min_bytes(least);
+        let y = offload
+            .around(Device::Cpu, &[], || checkpoint(&shared, &x.shallow_clone(), |w, x| x.matmul(w).tanh()));
+        let _ = x.fill_(3.0);
+        let backward = Tensor::f_run_backward(&[y.unwrap().sum(Kind::Float)], &[&w], false, false);
+        match backward {
+            Ok(grads) => assert!(moved && same(&grads, &plain)),
+            Err(error) => assert!(!moved && matches!(Error::from(error), Error::Modified { .. })),
+        }
+        assert_eq!(offload.moved().out_bytes > 0, moved);
+    }
 }

@@ -140,14 +140,11 @@ mod tests {
     }
 
     #[test]
-    fn narrow_gradients_add_up_in_fp32_without_a_copy() -> Result<()> {
+    fn narrow_gradients_add_up_in_fp32() -> Result<()> {
         for kind in [Kind::BFloat16, Kind::Half, Kind::Float] {
             let sums = [Tensor::full([33, 40], 256.0, (Kind::Float, Device::Cpu))];
             let grads = [Tensor::full([33, 40], 0.5, (kind, Device::Cpu))];
-            let (added, peak) =
-                crate::memory::peak_of(Device::Cpu, || (0..4).try_for_each(|_| add_to(&sums, &grads)))?;
-            added?;
-            let _ = peak;
+            (0..4).try_for_each(|_| add_to(&sums, &grads))?;
             assert_eq!(sums[0], Tensor::full([33, 40], 258.0, (Kind::Float, Device::Cpu)), "{kind:?}");
             add_to(&[sums[0].tr()], &[grads[0].tr().contiguous()])?;
             assert_eq!(sums[0].double_value(&[32, 39]), 258.5);

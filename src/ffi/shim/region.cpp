@@ -1,6 +1,7 @@
 // A region's forward pass: saved tensors are dropped, what the recompute needs is kept.
 #include "region.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -131,8 +132,13 @@ int mf_region_wanted() noexcept {
 
 namespace {
 
+// The devices of the inputs, and the one that this thread works on: a segment whose inputs are
+// on the CPU may draw there.
 std::vector<int> accelerators_of(const mf_tensor *inputs, size_t count) {
+  static const bool none = mf_device_count() == 0;
   std::vector<int> devices;
+  if (none) return devices;
+  devices.push_back(at::accelerator::getDeviceIndex());
   for (size_t i = 0; i < count; ++i) {
     if (!inputs[i]->defined() || inputs[i]->is_cpu() || inputs[i]->is_meta()) continue;
     int device = inputs[i]->device().index();
