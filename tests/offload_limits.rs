@@ -49,6 +49,12 @@ fn anonymous() -> u64 {
 #[test]
 fn child_reports_what_forward_leaves() {
     let Ok(mode) = std::env::var("MEMFIT_OFFLOAD_CHILD") else { return };
+    if let Some(what) = mode.strip_prefix("state-") {
+        return report_state(what);
+    }
+    if let Some(what) = mode.strip_prefix("weights-") {
+        return report_weights(what);
+    }
     let vs = nn::VarStore::new(Device::Cpu);
     let model = model(&vs);
     let x = Tensor::randn([ROWS, WIDTH], CPU);
@@ -62,6 +68,42 @@ fn child_reports_what_forward_leaves() {
     };
     println!("measured {} {}", live() - counted, anonymous() as i64 - resident as i64);
     loss.backward();
+}
+
+/// What AdamW's state takes after one update.
+fn report_state(home: &str) {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = model(&vs);
+    let x = Tensor::randn([64, WIDTH], CPU);
+    loss_of(&model, &x).backward();
+    let adamw = AdamW::new(&vs, AdamWConfig::default()).expect("an optimizer");
+    let (counted, resident) = (live(), anonymous());
+    let mut optimizer: Box<dyn Optimizer> = match home {
+        "plain" => Box::new(adamw),
+        _ => Box::new(CpuOffload::optimizer(adamw).disk(std::env::temp_dir()).expect("a file")),
+    };
+    optimizer.step(&Update::plain()).expect("an update");
+    println!("measured {} {}", live() as i64 - counted as i64, anonymous() as i64 - resident as i64);
+}
+
+/// What a model's weights take after one evaluation.
+fn report_weights(home: &str) {
+    let (counted, resident) = (live(), anonymous());
+    let vs = nn::VarStore::new(Device::Cpu);
+    let blocks: Vec<Box<dyn Module>> = (0..8)
+        .map(|index| {
+            let block = nn::linear(vs.root() / index, 1024, 1024, Default::default());
+            if home == "plain" {
+                return Box::new(block) as Box<dyn Module>;
+            }
+            let weights = vec![block.ws.shallow_clone()];
+            Box::new(CpuOffload::parameters(block, &weights).disk(std::env::temp_dir()).expect("a file"))
+        })
+        .collect();
+    let _no_grad = memfit::tch::no_grad_guard();
+    let x = Tensor::randn([4, 1024], CPU);
+    drop(blocks.iter().fold(x.shallow_clone(), |x, block| block.forward(&x)));
+    println!("measured {} {}", live() as i64 - counted as i64, anonymous() as i64 - resident as i64);
 }
 
 fn measured(mode: &str) -> (i64, i64) {
@@ -92,6 +134,38 @@ fn resident_memory_falls_by_what_the_counter_says() {
         (0.9..1.1).contains(&fell),
         "resident fell by {fell} of the counted: {resident_plain} {resident}"
     );
+}
+
+/// Rule 11, for state and for weights: on disk they are neither counted nor resident.
+#[test]
+fn state_and_weights_on_disk_leave_the_machine_too() {
+    let _guard = support::serial();
+    let state = 8 * BLOCKS as i64 * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH);
+    let weights = 8 * 1024 * 1024 * 4;
+    for (plain, away, bytes) in
+        [("state-plain", "state-disk", state), ("weights-plain", "weights-disk", weights)]
+    {
+        let (counted_plain, resident_plain) = measured(plain);
+        let (counted, resident) = measured(away);
+        assert!(counted_plain - counted >= bytes, "{plain}: {counted_plain} {counted}, wanted {bytes}");
+        let fell = (resident_plain - resident) as f64 / (counted_plain - counted) as f64;
+        assert!(
+            (0.85..1.15).contains(&fell),
+            "{plain}: resident fell by {fell}: {resident_plain} {resident}"
+        );
+    }
+}
+
+#[test]
+fn weights_without_a_usable_folder_stay_where_they_are() {
+    let _guard = support::serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let block = nn::linear(vs.root(), 16, 16, Default::default());
+    let (weight, before) = (block.ws.shallow_clone(), block.ws.detach().copy());
+    let refused =
+        CpuOffload::parameters(block, &vec![weight.shallow_clone()]).disk(Path::new("/no such folder"));
+    assert!(matches!(refused.map(drop), Err(Error::Io { .. })));
+    assert_eq!(weight, before);
 }
 
 /// Cost: what leaves is every block's saved tensors, and the peak is what one operator needs.
