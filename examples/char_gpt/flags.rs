@@ -30,6 +30,9 @@ pub struct Flags {
     /// Keep the optimizer's state in files in this folder
     #[arg(long, value_name = "DIR")]
     offload_optimizer: Option<PathBuf>,
+    /// Keep the blocks' weights in files in this folder
+    #[arg(long, value_name = "DIR")]
+    offload_parameters: Option<PathBuf>,
     /// Updates to make
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
@@ -83,6 +86,7 @@ impl Flags {
             accumulate: usize::from(self.accumulate),
             activations: self.offload.clone(),
             optimizer: self.offload_optimizer.clone(),
+            weights: self.offload_parameters.clone(),
             lr: self.lr,
         }
     }

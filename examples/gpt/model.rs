@@ -1,4 +1,8 @@
+use std::convert::Infallible;
+use std::path::Path;
+
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module, nn::ModuleT};
+use memfit::{ActivationCheckpoint, CpuOffload};
 
 /// The size of a model and of its batches.
 #[derive(Clone, Copy, Debug)]
@@ -52,23 +56,54 @@ pub struct Gpt {
 
 impl Gpt {
     pub fn new(vs: &nn::Path, config: &Config, recompute: Recompute) -> Self {
+        let Ok(gpt) = Self::assemble(vs, config, |blocks, index, block| -> Result<_, Infallible> {
+            Ok(if recompute.covers(index) {
+                blocks.add(ActivationCheckpoint::with_train(block))
+            } else {
+                blocks.add(block)
+            })
+        });
+        gpt
+    }
+
+    /// The weights of the blocks live in files in `folder` and visit memory.
+    ///
+    /// # Errors
+    /// A folder that cannot be written to, a full disk.
+    pub fn with_weights_in(
+        vs: &nn::Path,
+        config: &Config,
+        recompute: Recompute,
+        folder: &Path,
+    ) -> memfit::Result<Self> {
+        Self::assemble(vs, config, |blocks, index, block| {
+            let weights = block.weights();
+            let away = CpuOffload::parameters(block, &weights).with_train().disk(folder)?;
+            Ok(if recompute.covers(index) {
+                blocks.add(ActivationCheckpoint::with_train(away))
+            } else {
+                blocks.add(away)
+            })
+        })
+    }
+
+    fn assemble<E>(
+        vs: &nn::Path,
+        config: &Config,
+        mut add: impl FnMut(nn::SequentialT, usize, Block) -> Result<nn::SequentialT, E>,
+    ) -> Result<Self, E> {
         let width = config.width;
         let table = nn::EmbeddingConfig { ws_init: normal(), ..Default::default() };
         let tokens = nn::embedding(vs / "tokens", 256, width, table);
         let positions = vs.var("positions", &[config.context, width], normal());
         let mut blocks = nn::seq_t();
         for index in 0..config.blocks {
-            let block = Block::new(&(vs / "blocks" / index), config);
-            blocks = if recompute.covers(index) {
-                blocks.add(memfit::ActivationCheckpoint::with_train(block))
-            } else {
-                blocks.add(block)
-            };
+            blocks = add(blocks, index, Block::new(&(vs / "blocks" / index), config))?;
         }
         let norm = nn::layer_norm(vs / "norm", vec![width], Default::default());
         let unbiased = nn::LinearConfig { ws_init: normal(), bias: false, ..Default::default() };
         let head = nn::linear(vs / "head", width, 256, unbiased);
-        Self { tokens, positions, blocks, norm, head, context: config.context }
+        Ok(Self { tokens, positions, blocks, norm, head, context: config.context })
     }
 
     /// Scores of the next byte, `[rows, length, 256]`, from bytes `[rows, length]`.
@@ -138,6 +173,11 @@ impl Block {
             heads: config.heads,
             dropout: config.dropout,
         }
+    }
+
+    /// The matrices.
+    fn weights(&self) -> Vec<Tensor> {
+        [&self.qkv, &self.out, &self.up, &self.down].map(|linear| linear.ws.shallow_clone()).into()
     }
 
     /// Takes its input, so that it can be dropped as soon as it was used: under autocast

@@ -26,14 +26,24 @@ pub struct Plan {
     pub activations: Option<PathBuf>,
     /// Where the optimizer's state lives, if not in memory.
     pub optimizer: Option<PathBuf>,
+    /// Where the blocks' weights live, if not in memory.
+    pub weights: Option<PathBuf>,
     pub lr: f64,
 }
 
 impl Plan {
     /// No strategy at all.
     pub fn plain(lr: f64) -> Self {
-        let (activations, optimizer) = (None, None);
-        Self { amp: Amp::Off, recompute: Recompute::Never, accumulate: 1, activations, optimizer, lr }
+        let (activations, optimizer, weights) = (None, None, None);
+        Self {
+            amp: Amp::Off,
+            recompute: Recompute::Never,
+            accumulate: 1,
+            activations,
+            optimizer,
+            weights,
+            lr,
+        }
     }
 
     /// The strategies' names, as in `bf16 + checkpoint`.
@@ -57,6 +67,9 @@ impl Plan {
         }
         if self.optimizer.is_some() {
             parts.push("optimizer on disk".to_owned());
+        }
+        if self.weights.is_some() {
+            parts.push("weights on disk".to_owned());
         }
         if parts.is_empty() { "no strategy".to_owned() } else { parts.join(" + ") }
     }
@@ -86,11 +99,16 @@ impl Plan {
         more: impl FnOnce(StackBuilder) -> StackBuilder,
     ) -> Result<Training> {
         let vs = nn::VarStore::new(Device::Cpu);
-        let model = Gpt::new(&vs.root(), config, self.recompute);
+        let model = match &self.weights {
+            Some(folder) => Gpt::with_weights_in(&vs.root(), config, self.recompute, folder)?,
+            None => Gpt::new(&vs.root(), config, self.recompute),
+        };
         let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(self.lr))?;
-        let mut stack = match &self.optimizer {
-            Some(folder) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)?),
-            None => Stack::of(&vs, optimizer),
+        let mut stack = match (&self.optimizer, &self.weights) {
+            (Some(folder), _) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)?),
+            // The update brings weights that are away in, one at a time.
+            (None, Some(_)) => Stack::of(&vs, CpuOffload::optimizer(optimizer).resident()?),
+            (None, None) => Stack::of(&vs, optimizer),
         };
         match self.amp {
             Amp::Off => {}
