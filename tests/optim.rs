@@ -448,6 +448,31 @@ fn no_allocation_can_fail_once_a_parameter_has_moved() {
     }
 }
 
+/// Large enough for libtorch's own transposing copy, which takes memory of its own.
+#[test]
+fn a_transposed_gradient_needs_no_memory_once_a_parameter_has_moved() {
+    let _guard = support::serial();
+    for make in every_optimizer() {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let w = [vs.root().ones("aligned", &[64, 64]), vs.root().ones("transposed", &[64, 64])];
+        let mut optimizer = make(&vs);
+        optimizer.allocate().unwrap();
+        let grad = Tensor::randn([64, 64], CPU);
+        set_grad(&w[0], &grad);
+        set_grad(&w[1], &grad.tr());
+        let before: Vec<Tensor> = w.iter().map(|w| w.detach().copy()).collect();
+        for nth in 1.. {
+            let failure = memory::FailAt::nth(nth).unwrap();
+            let stepped = optimizer.step(&Update::plain());
+            drop(failure);
+            let Err(error) = stepped else { break };
+            assert!(error.is_out_of_memory(), "{}: {error}", optimizer.name());
+            assert!(w.iter().zip(&before).all(|(w, before)| w.detach() == *before));
+        }
+        assert_eq!(w[0].detach().tr(), w[1].detach(), "each moved once, by its own gradient");
+    }
+}
+
 #[test]
 fn a_step_bumps_versions_so_that_autograd_sees_it() {
     let _guard = support::serial();

@@ -1,7 +1,7 @@
 //! Mixed precision: autocast, and a dynamic loss scale for fp16.
 //!
 //! *Cost*: saved activations of matrix products in 2 bytes instead of 4, plus one 2-byte copy
-//! of the weights that forward casts (kept until the update); no host synchronisation beyond
+//! of the weights that forward casts (kept until its backward); no host synchronisation beyond
 //! the one that decides fp16's step.
 //!
 //! *When it acts*: around forward and evaluation (autocast), in backward (the loss times the

@@ -111,6 +111,12 @@ Numbers numbers_of(const Bucket &bucket, double divisor) {
 
 constexpr int64_t kPiece = 1 << 18;
 
+// A plain copy of a large transposed matrix takes a buffer from the allocator, which must not
+// happen once a parameter has moved; with a third dimension libtorch copies element by element.
+void copy_without_memory(const at::Tensor &to, const at::Tensor &from) {
+  to.unsqueeze(0).copy_(from.unsqueeze(0));
+}
+
 // Contiguous stand-ins for parts of tensors whose elements lie in different orders: small,
 // made once, used for one part after the other.
 class Scratch {
@@ -130,7 +136,7 @@ class Scratch {
     for (const at::Tensor &memory : memory_) {
       if (memory.device() != part.device() || memory.scalar_type() != part.scalar_type()) continue;
       at::Tensor copy = memory.select(0, slot).narrow(0, 0, part.numel()).view(part.sizes());
-      copy.copy_(part);
+      copy_without_memory(copy, part);
       return copy;
     }
     TORCH_CHECK(false, "memfit: no scratch for this parameter");
@@ -193,9 +199,9 @@ void move_part(const Lists &part, const Scratch &scratch, const Kernel &kernel) 
     if (!part.states[i].empty()) copies.states[i].push_back(scratch.fill(part.states[i][0], 2 + i));
   }
   kernel(copies);
-  part.parameters[0].copy_(copies.parameters[0]);
+  copy_without_memory(part.parameters[0], copies.parameters[0]);
   for (int i = 0; i < 2; ++i) {
-    if (!part.states[i].empty()) part.states[i][0].copy_(copies.states[i][0]);
+    if (!part.states[i].empty()) copy_without_memory(part.states[i][0], copies.states[i][0]);
   }
 }
 
