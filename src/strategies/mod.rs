@@ -16,4 +16,6 @@ pub use budget::Budget;
 pub use clip::{GradClip, NormClip, ValueClip};
 pub use master_weights::MasterWeights;
 pub use rollback::Rollback;
-pub use schedule::Cosine;
+pub use schedule::{
+    Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,
+};
