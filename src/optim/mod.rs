@@ -2,6 +2,7 @@
 
 pub mod adamw;
 mod group;
+mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;
