@@ -48,7 +48,7 @@ fn run(flags: &Flags) -> Result<(), Failure> {
     };
     tch::manual_seed(flags.seed() as i64);
     if !flags.no_table {
-        table::print(&config, &text, flags.plan().lr, &stop)?;
+        table::print(&config, &text, &stop)?;
     }
     if stop() {
         println!("stopped before training began");

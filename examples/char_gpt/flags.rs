@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum, value_parser};
 use memfit::memory::Bytes;
 
-use crate::gpt::{Amp, Config, Plan, Recompute};
+use crate::gpt::{Amp, Choice, Config, Plan, Recompute};
 
 /// Trains a byte-level GPT on text, within an enforced memory budget.
 #[derive(Debug, Parser)]
@@ -39,9 +40,12 @@ pub struct Flags {
     /// Rows of text in one batch
     #[arg(long, value_parser = value_parser!(u16).range(1..=4096))]
     batch: Option<u16>,
-    /// Highest learning rate
-    #[arg(long, default_value = "1e-3", value_parser = |text: &str| number(text, 0.0, 1.0))]
-    lr: f64,
+    /// How the weights are updated
+    #[arg(long, default_value = Choice::AdamW.name(), value_parser = choice())]
+    optimizer: Choice,
+    /// Highest learning rate; without it, one that suits the optimizer
+    #[arg(long, value_parser = |text: &str| number(text, 0.0, 10.0))]
+    lr: Option<f64>,
     /// Share of each block's output that is dropped in training
     #[arg(long, default_value = "0.1", value_parser = |text: &str| number(text, 0.0, 0.99))]
     dropout: f64,
@@ -85,9 +89,10 @@ impl Flags {
             recompute: self.checkpoint,
             accumulate: usize::from(self.accumulate),
             activations: self.offload.clone(),
-            optimizer: self.offload_optimizer.clone(),
+            optimizer: self.optimizer,
+            state: self.offload_optimizer.clone(),
             weights: self.offload_parameters.clone(),
-            lr: self.lr,
+            lr: self.lr.unwrap_or_else(|| self.optimizer.rate(&self.config())),
         }
     }
 
@@ -110,6 +115,11 @@ fn recompute(text: &str) -> Result<Recompute, String> {
         (_, Ok(n)) if n > 0 => Ok(Recompute::Every(n)),
         _ => Err("neither off, all nor a number above 0".to_owned()),
     }
+}
+
+fn choice() -> impl TypedValueParser<Value = Choice> {
+    let names = PossibleValuesParser::new(Choice::ALL.map(Choice::name));
+    names.map(|name| Choice::named(&name).unwrap_or(Choice::AdamW))
 }
 
 fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {

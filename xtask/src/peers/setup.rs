@@ -48,6 +48,47 @@ impl Setup {
     }
 }
 
+/// The sides of the optimizer table, which need no files.
+impl Setup {
+    /// PyTorch's optimizer over weights of these shapes.
+    pub fn pytorch_optimizer(&self, name: &str, shapes: &str) -> Result<Side> {
+        let mut command = Command::new(&self.python);
+        command.arg(self.root.join("benches/peers/optimizers.py"));
+        command.args(["--optimizer", name, "--shapes", shapes]);
+        Side::start(format!("PyTorch {name}"), &mut command)
+    }
+
+    /// memfit's.
+    pub fn memfit_optimizer(&self, name: &str, shapes: &str) -> Result<Side> {
+        let mut command = Command::new(&self.binary);
+        command.args(["update", name, shapes]);
+        Side::start(format!("memfit {name}"), &mut command)
+    }
+
+    /// The rate that an optimizer is tuned to, and the validation loss of each of so many seeds
+    /// after training the small model.
+    pub fn losses(&self, name: &str, seeds: usize, steps: usize) -> Result<(f64, Vec<f64>)> {
+        let words = ["losses", name, &seeds.to_string(), &steps.to_string()];
+        let text = output(Command::new(&self.binary).args(words))?;
+        let mut numbers = text.split_whitespace().map(|word| word.parse().unwrap_or(f64::NAN));
+        Ok((numbers.next().unwrap_or(f64::NAN), numbers.collect()))
+    }
+
+    /// Says what to do before anything was measured in vain.
+    pub fn need_torchao(&self) -> Result<()> {
+        let python = &self.python;
+        let found = Command::new(python).args(["-c", "import torchao"]).stderr(Stdio::null()).status();
+        match found {
+            Ok(status) if status.success() => Ok(()),
+            _ => Err(Problem::new(format!(
+                "the row adamw8bit needs torchao: run `{} -m pip install torchao`, or name another row \
+                 with --strategy",
+                python.display()
+            ))),
+        }
+    }
+}
+
 /// The files of one model, and how to start a side on them.
 #[derive(Debug)]
 pub struct Work<'a> {
