@@ -71,7 +71,8 @@ impl<'a> Extras<'a> {
 
     /// Names become parts of file names and of other names.
     pub(super) fn check(&self) -> Result<()> {
-        let names = || self.entries.iter().map(|(name, _)| name).chain(self.scripts.iter().map(|(name, _)| name));
+        let names =
+            || self.entries.iter().map(|(name, _)| name).chain(self.scripts.iter().map(|(name, _)| name));
         if let Some(name) = names().find(|name| !is_plain(name)) {
             let problem = format!("{name:?}: a name is made of letters, digits, `_` and `-`");
             return Err(Error::config("Extras", problem));

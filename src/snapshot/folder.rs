@@ -71,7 +71,8 @@ impl Slot {
     /// Writes the manifest and makes the whole visible at once, on the disk.
     pub(super) fn publish(mut self, manifest: &Manifest, keep: Keep) -> Result<(PathBuf, u64)> {
         let written = write::write_manifest(&self.path, manifest)?;
-        let sync = |path: &Path| sys::file::sync_folder(path).map_err(|source| failed("syncing", path, source));
+        let sync =
+            |path: &Path| sys::file::sync_folder(path).map_err(|source| failed("syncing", path, source));
         sync(&self.path)?;
         let path = self.free_name(manifest.position.into())?;
         fs::rename(&self.path, &path).map_err(|source| failed("renaming", &self.path, source))?;

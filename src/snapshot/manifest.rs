@@ -91,7 +91,11 @@ impl Scalar {
     }
 
     pub(super) fn float(number: f64) -> Self {
-        if number.is_finite() { Self::Float(number) } else { Self::FloatBits(format!("{:016x}", number.to_bits())) }
+        if number.is_finite() {
+            Self::Float(number)
+        } else {
+            Self::FloatBits(format!("{:016x}", number.to_bits()))
+        }
     }
 
     pub(super) fn value(&self) -> Option<Value> {

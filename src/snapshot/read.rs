@@ -324,7 +324,9 @@ impl Tensors {
             }
             let (mut hasher, mut offset) = (Hasher::new(), spot.offset);
             for block in bytes.chunks_mut(BLOCK) {
-                self.file.read_exact_at(block, offset).map_err(|source| failed("reading", &self.path, source))?;
+                self.file
+                    .read_exact_at(block, offset)
+                    .map_err(|source| failed("reading", &self.path, source))?;
                 hasher.update(block);
                 offset += block.len() as u64;
                 if spot.kind == Kind::Bool && block.iter().any(|byte| *byte > 1) {
@@ -395,7 +397,9 @@ fn open_as_said(folder: &Path, name: &str, bytes: u64) -> Result<Result<File, St
     let path = folder.join(name);
     let file = match sys::file::open_regular(&path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Err(format!("{name} is missing"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Err(format!("{name} is missing")));
+        }
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             return Ok(Err(format!("{name} is not a regular file")));
         }

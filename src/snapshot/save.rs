@@ -126,7 +126,8 @@ impl Snapshots {
                 .unwrap_or_else(|payload| Err(Error::from_panic(payload, "a background save")))
         };
         let thread = std::thread::Builder::new().name("memfit-snapshot".to_owned()).spawn(caught);
-        self.background = Some(thread.map_err(|source| failed("starting a thread for", &self.folder, source))?);
+        self.background =
+            Some(thread.map_err(|source| failed("starting a thread for", &self.folder, source))?);
         Ok(())
     }
 

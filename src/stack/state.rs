@@ -251,9 +251,7 @@ impl Stack {
         let mut resumed = None;
         if let Some(Restoring { open, gradients, copies, generators }) = window {
             for (parameter, gradient) in self.model.parameters.iter().zip(&gradients) {
-                gradient
-                    .as_ref()
-                    .map_or(Ok(()), |gradient| ffi::grad::set(&parameter.tensor, gradient))?;
+                gradient.as_ref().map_or(Ok(()), |gradient| ffi::grad::set(&parameter.tensor, gradient))?;
             }
             self.window_start.replace(copies, generators);
             self.clock.set_rule(open.rule);
@@ -306,11 +304,8 @@ fn visit_generators(
     like: &Generators,
 ) -> Result<Option<Generators>> {
     let (cpu, of_device) = here.to_tensors()?;
-    let shape = |tensor: &Tensor| Like {
-        size: tensor.size(),
-        kind: Some(Kind::Uint8),
-        device: tch::Device::Cpu,
-    };
+    let shape =
+        |tensor: &Tensor| Like { size: tensor.size(), kind: Some(Kind::Uint8), device: tch::Device::Cpu };
     visitor.must_have("cpu");
     let saved = visitor.made("cpu", Some(&cpu), &shape(&cpu))?;
     let saved_device = match &of_device {

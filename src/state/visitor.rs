@@ -93,10 +93,7 @@ pub(crate) fn load(
     run(Purpose::Load(source), visit)
 }
 
-fn run(
-    purpose: Purpose<'_>,
-    visit: impl FnOnce(&mut StateVisitor<'_>) -> Result<()>,
-) -> Result<(), Broken> {
+fn run(purpose: Purpose<'_>, visit: impl FnOnce(&mut StateVisitor<'_>) -> Result<()>) -> Result<(), Broken> {
     let mut visitor = StateVisitor::new(purpose);
     let visited = visit(&mut visitor);
     let touched = visitor.touched;
@@ -370,12 +367,7 @@ fn with_bytes<T>(
 }
 
 /// What is wrong with a saved tensor, if anything.
-fn misfit(
-    name: &str,
-    found: Option<Found<'_>>,
-    size: &[i64],
-    kind: Option<Kind>,
-) -> Option<String> {
+fn misfit(name: &str, found: Option<Found<'_>>, size: &[i64], kind: Option<Kind>) -> Option<String> {
     match found {
         Some(Found::Tensor { size: saved, .. }) if saved != size => {
             Some(format!("`{name}` has shape {saved:?}, wanted {size:?}"))

@@ -23,7 +23,7 @@ impl Net {
         let first = nn::linear(path / "first", 4, 6, Default::default());
         let norm = nn::batch_norm1d(path / "norm", 6, Default::default());
         let tied = path.randn("tied", &[6, 6], 0.0, 0.5);
-        path.add("tied_again", tied.shallow_clone(), true);
+        let _ = path.add("tied_again", tied.shallow_clone(), true);
         let last = nn::linear(path / "last", 6, 1, Default::default());
         let _ = last.bs.as_ref().map(|bias| bias.set_requires_grad(false));
         Self { first, norm, tied, last }
@@ -68,9 +68,7 @@ impl Run {
         let sgd = SgdConfig::default().lr(0.05);
         let stack = match kit {
             Kit::Sgd => Self::build(&vs, Sgd::new(&vs, sgd).unwrap(), kit),
-            Kit::Momentum => {
-                Self::build(&vs, Sgd::new(&vs, sgd.momentum(0.9)).unwrap(), kit)
-            }
+            Kit::Momentum => Self::build(&vs, Sgd::new(&vs, sgd.momentum(0.9)).unwrap(), kit),
             Kit::Adam => Self::build(&vs, AdamW::adam(&vs, config).unwrap(), kit),
             Kit::AdamW | Kit::Scaled | Kit::Clipped => Self::build(&vs, adamw(), kit),
             Kit::OffDisk => {
