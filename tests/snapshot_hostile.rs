@@ -165,7 +165,7 @@ fn a_manifest_that_lies_is_refused() {
     has(&scene.lie("a dtype", "\"dtype\": \"F32\"", other), "in the manifest");
     has(&scene.lie("an unknown dtype", "\"dtype\": \"F32\"", "\"dtype\": \"Q7\""), "in the manifest");
     let to = "\"shape\": [\n        18446744073709551615,\n";
-    has(&scene.lie("a shape", "\"shape\": [\n", to), "parameters");
+    has(&scene.lie("a shape", "\"shape\": [\n", to), "too long");
     for name in ["../model.safetensors", "/etc/model.safetensors", "", ".", "a/b.safetensors", "passwd"] {
         let what = format!("a file called {name:?}");
         has(&scene.lie(&what, "\"model.safetensors\": {", &format!("\"{name}\": {{")), "no name of a file");
