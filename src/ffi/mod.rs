@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod autocast;
+pub(crate) mod bytes;
 mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;

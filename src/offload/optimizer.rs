@@ -307,6 +307,15 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
         self.inner.folds_divisor()
     }
 
+    fn refuses_snapshot(&self) -> Option<String> {
+        self.inner.refuses_snapshot()
+    }
+
+    /// Where state lives changes no value.
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
     /// As of the inner optimizer; the new group's state is in memory for a moment.
     fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
         self.inner.add_group(parameters, options)?;

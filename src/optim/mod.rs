@@ -92,6 +92,17 @@ pub trait Optimizer: Debug + Send {
         true
     }
 
+    /// Why no snapshot can be taken at this moment, if so.
+    fn refuses_snapshot(&self) -> Option<String> {
+        None
+    }
+
+    /// What it has to be equal in, to go on from a snapshot; by default its name. A wrapper
+    /// that leaves no trace in the values is what it wraps.
+    fn identity(&self) -> String {
+        self.name()
+    }
+
     /// Adds a group; its state is allocated now.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use crate::step::{Conflict, Position, Relation, Strategy, WindowRule};
 pub struct StackBuilder {
     parameters: Vec<Named>,
     buffers: Vec<Named>,
+    aliases: Vec<(String, String)>,
     optimizer: Box<dyn Optimizer>,
     strategies: Vec<Box<dyn Strategy>>,
 }
@@ -31,7 +32,9 @@ impl Stack {
             .map(|(name, tensor)| Named { name, tensor })
             .collect();
         buffers.sort_by(|a, b| a.name.cmp(&b.name));
-        Stack::tensors(&parameters, &buffers, optimizer)
+        let mut builder = Stack::tensors(&parameters, &buffers, optimizer);
+        builder.aliases = vs.aliases();
+        builder
     }
 
     /// Starts a stack over a model without a `VarStore`: named parameters and buffers, each
@@ -44,6 +47,7 @@ impl Stack {
         StackBuilder {
             parameters: parameters.named(),
             buffers: buffers.named(),
+            aliases: parameters.aliases().into_iter().chain(buffers.aliases()).collect(),
             optimizer: Box::new(optimizer),
             strategies: Vec::new(),
         }
@@ -64,12 +68,12 @@ impl StackBuilder {
     /// nearest stack that works; a model without trainable parameters or an optimizer over
     /// parameters that the stack does not know; whatever a strategy finds in preparing.
     pub fn build(self) -> Result<Stack> {
-        let Self { parameters, buffers, optimizer, mut strategies } = self;
+        let Self { parameters, buffers, aliases, optimizer, mut strategies } = self;
         let device = device_of(&parameters)?;
         check_known(&parameters, optimizer.as_ref())?;
         refuse_conflicts(&strategies, optimizer.as_ref())?;
         order(&mut strategies)?;
-        let model = Model { parameters, buffers, device };
+        let model = Model { parameters, buffers, aliases, device };
         let registration = crate::saved::register(&model.all())?;
         let mut stack = Stack {
             position: Position::default(),

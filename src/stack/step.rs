@@ -31,7 +31,11 @@ impl Stack {
             });
         }
         let place = Place { last: Some(micro.last), short: micro.short, of: micro.of, rows: None };
-        self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))
+        let outcome = self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))?;
+        if let Some(open) = &mut self.open {
+            open.counted = micro.tokens;
+        }
+        Ok(outcome)
     }
 
     /// Runs one micro-batch of a loop of your own. Where windows have more than one, end the

@@ -13,6 +13,8 @@ use crate::step::{Backward, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Win
 pub(super) struct Open {
     pub(super) rule: WindowRule,
     pub(super) done: usize,
+    /// Tokens of its batches, as `Windows` counts them.
+    pub(super) counted: u64,
     /// n₀, from the first micro-batch's loss.
     pub(super) first_weight: f64,
     /// Σn.
@@ -40,6 +42,10 @@ pub(super) struct Failed {
 }
 
 impl Open {
+    pub(super) fn new(rule: WindowRule, peak: PeakScope) -> Self {
+        Self { rule, done: 0, counted: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak }
+    }
+
     pub(super) fn done(&self) -> usize {
         self.done
     }
@@ -82,8 +88,7 @@ impl Stack {
         self.window_start.remember(&self.model.buffers)?;
         let peak = PeakScope::new(self.model.device)?;
         let rule = self.rule();
-        self.open =
-            Some(Open { rule, done: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak });
+        self.open = Some(Open::new(rule, peak));
         Ok(())
     }
 

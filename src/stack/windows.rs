@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Stack;
+use super::window::Open;
 use crate::error::{Error, Result};
 use crate::step::{Batch, WindowRule};
 
@@ -14,11 +15,19 @@ pub(super) struct Clock {
     breaks: AtomicU64,
     /// Micro-batches done in the open window.
     done: AtomicU64,
+    /// A window that came from a snapshot: its micro-batches and their tokens. The next
+    /// `Windows` goes on with it.
+    resumed: Mutex<Option<(usize, u64)>>,
 }
 
 impl Clock {
     pub(super) fn new(rule: WindowRule) -> Arc<Self> {
-        Arc::new(Self { rule: Mutex::new(rule), breaks: AtomicU64::new(0), done: AtomicU64::new(0) })
+        Arc::new(Self {
+            rule: Mutex::new(rule),
+            breaks: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            resumed: Mutex::new(None),
+        })
     }
 
     pub(super) fn set_rule(&self, rule: WindowRule) {
@@ -37,6 +46,16 @@ impl Clock {
     pub(super) fn broke(&self, done: usize) {
         self.advance(done);
         self.breaks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The stack's window is now one from a snapshot, or there is none.
+    pub(super) fn resume(&self, window: Option<(usize, u64)>) {
+        self.broke(window.map_or(0, |(done, _)| done));
+        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = window;
+    }
+
+    fn take_resumed(&self) -> Option<(usize, u64)> {
+        self.resumed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn breaks(&self) -> u64 {
@@ -60,6 +79,8 @@ pub struct Micro<B> {
     /// Whether the data ends before the window is full.
     pub short: bool,
     pub(super) of: Option<usize>,
+    /// Tokens of the window, this one's included.
+    pub(super) tokens: u64,
 }
 
 /// Batches with their places in their windows; looks one batch ahead. From
@@ -104,7 +125,7 @@ where
             WindowRule::Micros(micros) => Some(micros),
             WindowRule::Tokens(_) => None,
         };
-        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of };
+        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of, tokens };
         self.index = if micro.last { 0 } else { self.index + 1 };
         Some(Ok(micro))
     }
@@ -127,7 +148,8 @@ impl<I: Iterator> Windows<I> {
 impl Stack {
     /// Goes over batches, telling each its place in its window, for [`Stack::step`].
     ///
-    /// The stack is not borrowed. With a window open, the first item is an error.
+    /// The stack is not borrowed. With a window open, the first item is an error; a window
+    /// that came from a snapshot is gone on with, once.
     pub fn windows<B: Batch, I: IntoIterator<Item = B>>(
         &self,
         batches: I,
@@ -140,13 +162,19 @@ impl Stack {
         &self,
         batches: I,
     ) -> Windows<I::IntoIter> {
+        let done = self.open.as_ref().map(Open::done);
+        let resumed = self.clock.take_resumed().filter(|(at, _)| Some(*at) == done);
+        let refusal = if resumed.is_some() { None } else { self.refuse_open("Stack::windows").err() };
+        let (index, counted) = resumed.unwrap_or_default();
+        let mut tokens = vec![0; index];
+        tokens.push(counted);
         Windows {
             batches: batches.into_iter().peekable(),
             clock: self.clock.clone(),
-            refusal: self.refuse_open("Stack::windows").err().map(Some),
+            refusal: refusal.map(Some),
             breaks: self.clock.breaks(),
-            index: 0,
-            tokens: vec![0],
+            index,
+            tokens,
             rule: self.clock.rule(),
         }
     }

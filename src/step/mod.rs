@@ -13,7 +13,7 @@ mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
-pub(crate) use inside::{InsideStep, unwind};
+pub(crate) use inside::{InsideStep, is_inside, unwind};
 pub use loss::Loss;
 pub use outcome::{SkipReason, StepOutcome};
 pub use phases::{

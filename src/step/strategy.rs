@@ -26,6 +26,12 @@ pub trait Strategy: Debug + Any + Send {
         path.rsplit("::").next().unwrap_or(path).to_owned()
     }
 
+    /// What it has to be equal in, to go on from a snapshot; by default its name. `None`:
+    /// it leaves no trace in the values, and a run may go on with or without it.
+    fn identity(&self) -> Option<String> {
+        Some(self.name())
+    }
+
     /// Where it acts.
     fn place(&self) -> Place;
 

@@ -30,7 +30,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::state::Named;
+use crate::state::{Named, StateVisitor};
 use crate::step::{
     Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
     WindowRule,
@@ -55,6 +55,7 @@ enum Sum {
 /// The fp32 sum of one parameter's gradients.
 #[derive(Debug)]
 struct Accumulated {
+    name: String,
     sum: Tensor,
     /// Whether a micro-batch of this window had a gradient for it.
     touched: bool,
@@ -136,12 +137,13 @@ impl Strategy for GradAccumulator {
         }
         if let Sum::Single(sums) = &mut self.sum {
             refuse_offloaded(preparation.parameters)?;
-            let sum = |tensor: &Tensor| -> Result<Option<Accumulated>> {
+            let sum = |Named { name, tensor }: &Named| -> Result<Option<Accumulated>> {
                 let half = matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) && tensor.requires_grad();
                 let zeros = || tensor.f_detach()?.f_to_kind(Kind::Float)?.f_zero_();
-                Ok(if half { Some(Accumulated { sum: zeros()?, touched: false }) } else { None })
+                let made = || Ok(Accumulated { name: name.clone(), sum: zeros()?, touched: false });
+                half.then(made).transpose()
             };
-            *sums = preparation.parameters.iter().map(|one| sum(&one.tensor)).collect::<Result<_>>()?;
+            *sums = preparation.parameters.iter().map(sum).collect::<Result<_>>()?;
         }
         Ok(())
     }
@@ -184,9 +186,34 @@ impl Strategy for GradAccumulator {
     fn close(&mut self, window: &mut Closing<'_>) -> Result<()> {
         let Sum::Single(sums) = &self.sum else { return Ok(()) };
         for (one, parameter) in sums.iter().zip(window.parameters) {
-            if let Some(Accumulated { sum, touched: true }) = one {
+            if let Some(Accumulated { sum, touched: true, .. }) = one {
                 ffi::grad::set(&parameter.tensor, &sum.f_to_kind(parameter.tensor.kind())?)?;
             }
+        }
+        Ok(())
+    }
+
+    /// The sums of an open window.
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        let Sum::Single(sums) = &mut self.sum else { return Ok(()) };
+        if !visitor.in_window() {
+            return Ok(());
+        }
+        visitor
+            .nested("sums", |visitor| sums.iter_mut().flatten().try_for_each(|one| one.visit_state(visitor)))
+    }
+}
+
+impl Accumulated {
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        let mut sum = self.touched.then(|| self.sum.shallow_clone());
+        visitor.optional(&self.name, &mut sum, &self.sum)?;
+        if visitor.loads() {
+            self.touched = sum.is_some();
+            let _ = match sum {
+                Some(sum) => self.sum.f_copy_(&sum).map(drop)?,
+                None => self.sum.f_zero_().map(drop)?,
+            };
         }
         Ok(())
     }

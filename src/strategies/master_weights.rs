@@ -157,6 +157,20 @@ impl Strategy for MasterWeights {
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        self.pairs.iter_mut().try_for_each(|pair| visitor.tensor(&pair.weight.name, &mut pair.master))
+        self.pairs.iter_mut().try_for_each(|pair| visitor.tensor(&pair.weight.name, &mut pair.master))?;
+        if !visitor.in_window() {
+            return Ok(());
+        }
+        visitor.nested("sums", |visitor| {
+            self.pairs.iter().try_for_each(|Pair { weight, master }| {
+                let mut sum = ffi::grad::get(master);
+                visitor.optional(&weight.name, &mut sum, master)?;
+                if visitor.loads() {
+                    ffi::grad::take(master);
+                    sum.map_or(Ok(()), |sum| ffi::grad::set(master, &sum))?;
+                }
+                Ok(())
+            })
+        })
     }
 }

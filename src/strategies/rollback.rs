@@ -59,6 +59,10 @@ impl Strategy for Rollback {
         "Rollback::micro_batch()".to_owned()
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn place(&self) -> Place {
         Place::Recovery
     }

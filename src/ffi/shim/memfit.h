@@ -84,6 +84,8 @@ size_t mf_tensor_identity(mf_tensor tensor) noexcept;
 size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
+// Counts a change in place that was made below libtorch. Nothing for an inference tensor.
+void mf_tensor_bump(mf_tensor tensor) noexcept;
 // Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
 int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
@@ -216,6 +218,11 @@ void mf_rng_restore(mf_rng saved) noexcept;
 int mf_rng_moved(mf_rng saved) noexcept;
 size_t mf_rng_bytes() noexcept;
 void mf_rng_free(mf_rng saved) noexcept;
+// A copy as the tensor that libtorch's own get_state gives (5,056 bytes), owned; and a copy
+// from such a tensor, borrowed, on the CPU: an error where it is no state. The default
+// generator is not involved. Any thread.
+int mf_rng_pack(mf_rng saved, mf_tensor *out) noexcept;
+int mf_rng_unpack(mf_tensor state, mf_rng *out) noexcept;
 // The state of an accelerator's default generator, as an owned tensor.
 int mf_rng_device_state(int device, mf_tensor *out) noexcept;
 int mf_rng_set_device_state(int device, mf_tensor state) noexcept;
