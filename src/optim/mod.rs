@@ -1,14 +1,18 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
 pub mod adamw;
+pub mod adamw8bit;
 mod group;
+pub mod lion;
 mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;
 
 pub use adamw::{AdamW, AdamWConfig, Decay};
+pub use adamw8bit::{AdamW8bit, AdamW8bitConfig};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use lion::{Lion, LionConfig};
 pub use sgd::{Momentum, Sgd, SgdConfig};
 pub use tch_adapter::TchOptimizer;
 

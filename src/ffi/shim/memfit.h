@@ -280,6 +280,38 @@ struct mf_sgd {
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
+// ---- optimizers with state of other dtypes (lion.cpp, mixed.cpp, adam8bit.cpp) -------------
+// All run on the CPU and on libtorch's threads, as mf_adam_step does, take nothing from its
+// allocators, and give the same bits on any number of threads and for any strides.
+struct mf_lion {
+  double beta1, beta2, divisor;
+};
+// Half-precision moments are always rounded at random, by bits made of the seed, the
+// parameter's key and count, and the element's index.
+struct mf_rounding {
+  uint64_t seed;
+  int weights;  // half-precision weights: 1 at random too, 0 to nearest
+};
+// State: the momentum.
+int mf_lion_step(
+    mf_moving *moving, size_t count, const mf_lion *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: first and second moment, in dtypes of their own.
+int mf_adam_mixed_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: codes and scales of the first moment, codes and scales of the second; or, for a
+// parameter that is not quantised, as in mf_adam_mixed_step. The decay is decoupled.
+int mf_adam8bit_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// Codes of `count` numbers and one scale per block of 256, by the map with or without sign.
+void mf_quantise(
+    const float *numbers, size_t count, int with_sign, uint8_t *codes, float *scales) noexcept;
+void mf_dequantise(
+    const uint8_t *codes, const float *scales, size_t count, int with_sign,
+    float *numbers) noexcept;
+
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
 // number; both texts are borrowed. Runs on the thread that recomputes.
