@@ -34,6 +34,21 @@ pub struct Flags {
     /// Keep the blocks' weights in files in this folder
     #[arg(long, value_name = "DIR")]
     offload_parameters: Option<PathBuf>,
+    /// Save the training in this folder, at the end and where it is interrupted too
+    #[arg(long, value_name = "DIR")]
+    pub snapshot: Option<PathBuf>,
+    /// Steps between two snapshots
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u64).range(1..))]
+    pub snapshot_every: u64,
+    /// Go on from the newest snapshot in the folder
+    #[arg(long, requires = "snapshot")]
+    pub resume: bool,
+    /// Stop after so many steps of this call, as Ctrl-C does
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub pause_after: Option<u64>,
+    /// Print the loss of each step
+    #[arg(long)]
+    pub losses: bool,
     /// Updates to make
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,

@@ -1,18 +1,31 @@
 use super::Config;
 use memfit::Result;
-use memfit::optim::{AdamW, AdamWConfig, Optimizer, Parameters, Sgd, SgdConfig};
+use memfit::optim::{
+    AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Lion, LionConfig, Optimizer, Parameters, Sgd, SgdConfig,
+};
+use memfit::tch::Kind;
 
 /// The optimizers that a run can choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// With momentum 0.9.
     Sgd,
+    Lion,
     AdamW,
+    /// With moments in bf16.
+    AdamWBf16,
+    AdamW8bit,
 }
 
 /// Each with its name and its best rate of a grid (1, 2 and 5 × powers of ten) on the small model
 /// and this repository's text, 1,000 steps under a cosine: `cargo xtask peers --only optimizers`.
-const TUNED: [(Choice, &str, f64); 2] = [(Choice::Sgd, "sgd", 0.1), (Choice::AdamW, "adamw", 5e-3)];
+const TUNED: [(Choice, &str, f64); 5] = [
+    (Choice::Sgd, "sgd", 0.1),
+    (Choice::Lion, "lion", 1e-3),
+    (Choice::AdamW, "adamw", 5e-3),
+    (Choice::AdamWBf16, "adamw-bf16", 5e-3),
+    (Choice::AdamW8bit, "adamw8bit", 5e-3),
+];
 
 /// What is done with an optimizer, whichever it is.
 pub trait With {
@@ -57,9 +70,13 @@ impl Choice {
     /// # Errors
     /// A rate that is none, and those of `with`.
     pub fn make<P: Parameters + ?Sized, W: With>(self, parameters: &P, lr: f64, with: W) -> Result<W::Out> {
+        let adamw = AdamWConfig::default().lr(lr);
         match self {
             Self::Sgd => with.with(Sgd::new(parameters, SgdConfig::default().lr(lr).momentum(0.9))?),
-            Self::AdamW => with.with(AdamW::new(parameters, AdamWConfig::default().lr(lr))?),
+            Self::Lion => with.with(Lion::new(parameters, LionConfig::default().lr(lr))?),
+            Self::AdamW => with.with(AdamW::new(parameters, adamw)?),
+            Self::AdamWBf16 => with.with(AdamW::new(parameters, adamw.moments(Kind::BFloat16))?),
+            Self::AdamW8bit => with.with(AdamW8bit::new(parameters, AdamW8bitConfig::default().lr(lr))?),
         }
     }
 }
