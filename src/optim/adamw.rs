@@ -186,6 +186,10 @@ impl Optimizer for AdamW {
         self.slots.begin()
     }
 
+    fn steps_parameters(&self) -> bool {
+        true
+    }
+
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
         self.slots.step_one(self.rule(), group, index, update.divisor)
     }

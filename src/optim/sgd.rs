@@ -24,8 +24,9 @@
 
 use tch::Tensor;
 
+use super::accumulate::{join, move_joined};
 use super::slots::Slots;
-use super::{GroupOptions, Optimizer, ParamGroup, Parameters, check_setting};
+use super::{Accumulates, GroupOptions, Optimizer, ParamGroup, Parameters, Share, check_setting};
 use crate::error::{Error, Result};
 use crate::ffi::optim::Rule;
 use crate::state::{Named, StateVisitor};
@@ -175,6 +176,27 @@ impl Optimizer for Sgd {
 
     fn begin(&mut self, _: &Update) -> Result<()> {
         self.slots.begin()
+    }
+
+    fn steps_parameters(&self) -> bool {
+        true
+    }
+
+    fn accumulates(&self) -> Accumulates {
+        match (self.config.momentum == 0.0, self.config.kind) {
+            (true, _) => Accumulates::InGradients,
+            (false, Momentum::Heavy) => Accumulates::InState,
+            (false, Momentum::Nesterov) => Accumulates::Nowhere,
+        }
+    }
+
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        let SgdConfig { momentum, dampening, .. } = self.config;
+        join(&self.slots.one(group, index)?, momentum, dampening, update, share)
+    }
+
+    fn step_accumulated(&mut self, group: usize, index: usize, _: &Update) -> Result<()> {
+        move_joined(self.slots.one(group, index)?)
     }
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {

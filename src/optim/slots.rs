@@ -147,13 +147,18 @@ impl Slots {
 
     /// Moves one parameter.
     pub(super) fn step_one(&mut self, rule: Rule, group: usize, index: usize, divisor: f64) -> Result<()> {
+        ffi::optim::step(rule, &mut [self.one(group, index)?], divisor)
+    }
+
+    /// One parameter with its state.
+    pub(super) fn one(&mut self, group: usize, index: usize) -> Result<Moving<'_>> {
         let found = self.groups.get(group).and_then(|group| Some((group, group.parameters().get(index)?)));
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
         let (Some((group, parameter)), Some(slot)) = (found, slot) else {
             let problem = format!("no parameter {index} in group {group}");
             return Err(Error::config("step_parameter", problem));
         };
-        ffi::optim::step(rule, &mut [moving(group, parameter, slot)], divisor)
+        Ok(moving(group, parameter, slot))
     }
 
     pub(super) fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {

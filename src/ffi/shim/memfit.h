@@ -272,6 +272,19 @@ struct mf_sgd {
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
+// ---- gradients that join a momentum (accumulate.cpp) --------------------------------------
+// Both run on this thread and libtorch's worker threads, below autograd, take any strides and
+// no memory, bump the version of what they write. All handles are borrowed.
+struct mf_join {
+  double keep, rise, decay, divisor;
+};
+// momentum = keep * momentum + rise * (grad / divisor + decay * parameter), computed in fp32
+// (fp64 for fp64) and rounded once on the CPU.
+int mf_momentum_join(
+    mf_tensor parameter, mf_tensor grad, mf_tensor momentum, const mf_join *options) noexcept;
+// parameter -= lr * momentum. Clears the autocast cache.
+int mf_momentum_move(mf_tensor parameter, mf_tensor momentum, double lr) noexcept;
+
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
 // number; both texts are borrowed. Runs on the thread that recomputes.
