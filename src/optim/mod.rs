@@ -2,6 +2,7 @@
 
 mod accumulate;
 pub mod adamw;
+mod boxed;
 mod group;
 pub mod in_backward;
 pub mod sgd;
