@@ -589,8 +589,7 @@ mod cost {
         let (no, yes) = (false, true);
         assert_eq!(
             alive(|vs| Box::new(heavy(vs))),
-            [(4, no, no), (4, no, no), (4, no, no), (5, yes, no), (6, no, yes), (6, yes, yes)]
-                .map(|(taken, last, short)| (taken, last, short && last))
+            [(4, no, no), (4, no, no), (4, no, no), (4, yes, no), (6, no, no), (6, yes, yes)]
         );
         assert_eq!(
             alive(|vs| Box::new(plain(vs))),

@@ -11,8 +11,7 @@ use crate::step::Update;
 /// Lets one parameter's gradient join its momentum.
 pub(super) fn join(
     one: &Moving<'_>,
-    momentum: f64,
-    dampening: f64,
+    (momentum, dampening): (f64, f64),
     update: &Update,
     share: Share,
 ) -> Result<()> {
@@ -28,7 +27,7 @@ pub(super) fn join(
 }
 
 /// Moves one parameter by its momentum and counts its step.
-pub(super) fn move_joined(one: Moving<'_>) -> Result<()> {
+pub(super) fn move_joined(one: &mut Moving<'_>) -> Result<()> {
     let [kept] = one.state else { return Err(incomplete()) };
     accumulate::move_by(one.parameter, kept, one.lr)?;
     *one.count += 1;

@@ -25,14 +25,13 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use tch::Tensor;
-
-use super::slots::Slots;
-use super::{GroupOptions, Optimizer, ParamGroup, Parameters, check_setting};
+use super::recipe::{Kept, Recipe};
+use super::slots::{Slots, Slotted};
+use super::{Parameters, check_setting};
 use crate::error::Result;
-use crate::ffi::optim::Rule;
-use crate::state::{Named, StateVisitor};
-use crate::step::Update;
+use crate::ffi;
+use crate::ffi::optim::{Moving, Rule};
+use crate::state::Named;
 
 /// Settings of [`AdamW`].
 #[non_exhaustive]
@@ -108,8 +107,7 @@ impl AdamWConfig {
 /// AdamW, or Adam, with fused updates.
 #[derive(Debug)]
 pub struct AdamW {
-    slots: Slots,
-    config: AdamWConfig,
+    slots: Slots<AdamWConfig>,
 }
 
 impl AdamW {
@@ -121,8 +119,7 @@ impl AdamW {
     /// another dtype than Float, Double, Half or BFloat16, or one that is no leaf.
     pub fn new<P: Parameters + ?Sized>(parameters: &P, config: AdamWConfig) -> Result<Self> {
         config.check()?;
-        let slots = Slots::new(parameters, config.lr, config.weight_decay, &["exp_avg", "exp_avg_sq"])?;
-        Ok(Self { slots, config })
+        Ok(Self { slots: Slots::new(parameters, config)? })
     }
 
     /// Adam: as [`AdamW::new`], with the decay in the gradient.
@@ -135,74 +132,46 @@ impl AdamW {
 
     /// The settings it was made with.
     pub fn config(&self) -> &AdamWConfig {
-        &self.config
+        self.slots.recipe()
     }
 
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.slots.steps()
     }
-
-    fn rule(&self) -> Rule {
-        Rule::Adam {
-            betas: self.config.betas,
-            epsilon: self.config.epsilon,
-            decoupled: self.config.decay == Decay::Decoupled,
-        }
-    }
 }
 
-impl Optimizer for AdamW {
+impl Recipe for AdamWConfig {
     fn name(&self) -> String {
-        match self.config.decay {
+        match self.decay {
             Decay::Decoupled => "AdamW".to_owned(),
             Decay::InGradient => "Adam".to_owned(),
         }
     }
 
-    fn groups(&self) -> &[ParamGroup] {
-        self.slots.groups()
+    fn defaults(&self) -> (f64, f64) {
+        (self.lr, self.weight_decay)
     }
 
-    fn groups_mut(&mut self) -> &mut [ParamGroup] {
-        self.slots.groups_mut()
+    fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
+        let kind = parameter.tensor.kind();
+        vec![Kept::like("exp_avg", kind), Kept::like("exp_avg_sq", kind)]
     }
 
-    fn step(&mut self, update: &Update) -> Result<()> {
-        self.slots.present(&self.name())?;
-        self.slots.begin()?;
-        self.slots.step(self.rule(), update.divisor)
+    fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
+        let decoupled = self.decay == Decay::Decoupled;
+        let rule = Rule::Adam { betas: self.betas, epsilon: self.epsilon, decoupled };
+        ffi::optim::step(rule, moving, divisor)
+    }
+}
+impl Slotted for AdamW {
+    type Recipe = AdamWConfig;
+
+    fn slots(&self) -> &Slots<AdamWConfig> {
+        &self.slots
     }
 
-    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        self.slots.visit(visitor)
-    }
-
-    fn allocate(&mut self) -> Result<()> {
-        self.slots.allocate()
-    }
-
-    fn begin(&mut self, _: &Update) -> Result<()> {
-        self.slots.begin()
-    }
-
-    fn steps_parameters(&self) -> bool {
-        true
-    }
-
-    fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        self.slots.step_one(self.rule(), group, index, update.divisor)
-    }
-
-    fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
-        self.slots.state_of(group, index)
-    }
-
-    fn folds_divisor(&self) -> bool {
-        true
-    }
-
-    fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
-        self.slots.add_now(parameters, options, (self.config.lr, self.config.weight_decay))
+    fn slots_mut(&mut self) -> &mut Slots<AdamWConfig> {
+        &mut self.slots
     }
 }

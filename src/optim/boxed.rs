@@ -7,7 +7,7 @@ use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Upda
 
 /// A boxed optimizer is one, so that a kind chosen at run time can be wrapped. Forwards every
 /// method: a default of the trait would hide the inner one's answer.
-impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
+impl Optimizer for Box<dyn Optimizer> {
     fn name(&self) -> String {
         (**self).name()
     }

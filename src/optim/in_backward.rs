@@ -138,23 +138,35 @@ impl<O: Optimizer> InBackward<O> {
         self.gradients() == GradientUse::EachMicroBatch && micro.of != Some(1)
     }
 
-    /// Everything that was not told of in backward.
-    fn sweep(&mut self, update: &Update) -> Result<()> {
+    /// Everything that was not told of in backward. An error before anything changed is itself.
+    fn sweep(&mut self, update: &Update, mut changed: bool) -> Result<()> {
         for group in 0..self.inner.groups().len() {
             for index in 0..self.inner.groups()[group].parameters().len() {
-                let Some(parameter) = self.parameter(group, index) else { continue };
-                let present = parameter.requires_grad() && grad::get(&parameter).is_some();
-                if present && self.window.joining {
-                    self.join(group, index, update)?;
-                } else if present {
-                    self.finish(group, index, update)?;
-                }
-                if self.window.joined.remove(&(group, index)) && parameter.requires_grad() {
-                    self.inner.step_accumulated(group, index, update)?;
-                }
+                let swept = self.sweep_one(group, index, update);
+                changed |= swept.map_err(|error| if changed { poisoned(error) } else { error })?;
             }
         }
         Ok(())
+    }
+
+    /// Whether there was something to do for one parameter.
+    fn sweep_one(&mut self, group: usize, index: usize, update: &Update) -> Result<bool> {
+        let Some(parameter) = self.parameter(group, index).filter(Tensor::requires_grad) else {
+            return Ok(false);
+        };
+        let present = grad::get(&parameter).is_some();
+        if present && !self.window.joining {
+            self.finish(group, index, update)?;
+            return Ok(true);
+        }
+        if present {
+            self.join(group, index, update)?;
+        }
+        let joined = self.window.joined.remove(&(group, index));
+        if joined {
+            self.inner.step_accumulated(group, index, update).map_err(poisoned)?;
+        }
+        Ok(joined)
     }
 }
 
@@ -200,9 +212,9 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
     fn step(&mut self, update: &Update) -> Result<()> {
         let begun = self.window.begun;
         self.begin_once(update)?;
-        let swept = self.sweep(update);
+        let swept = self.sweep(update, begun);
         self.window = Window::default();
-        swept.map_err(|error| if begun { poisoned(error) } else { error })
+        swept
     }
 
     fn exactness(&self, window: WindowRule) -> Exactness {

@@ -5,6 +5,7 @@ pub mod adamw;
 mod boxed;
 mod group;
 pub mod in_backward;
+mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;

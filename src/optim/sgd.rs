@@ -22,14 +22,13 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use tch::Tensor;
-
-use super::accumulate::{join, move_joined};
-use super::slots::Slots;
-use super::{Accumulates, GroupOptions, Optimizer, ParamGroup, Parameters, Share, check_setting};
+use super::recipe::{Kept, Recipe};
+use super::slots::{Slots, Slotted};
+use super::{Accumulates, Parameters, Share, accumulate, check_setting};
 use crate::error::{Error, Result};
-use crate::ffi::optim::Rule;
-use crate::state::{Named, StateVisitor};
+use crate::ffi;
+use crate::ffi::optim::{Moving, Rule};
+use crate::state::Named;
 use crate::step::Update;
 
 /// Settings of [`Sgd`].
@@ -110,8 +109,7 @@ impl SgdConfig {
 /// SGD with fused updates.
 #[derive(Debug)]
 pub struct Sgd {
-    slots: Slots,
-    config: SgdConfig,
+    slots: Slots<SgdConfig>,
 }
 
 impl Sgd {
@@ -123,95 +121,64 @@ impl Sgd {
     /// Float, Double, Half or BFloat16, or one that is no leaf.
     pub fn new<P: Parameters + ?Sized>(parameters: &P, config: SgdConfig) -> Result<Self> {
         config.check()?;
-        let names: &[&str] = if config.momentum == 0.0 { &[] } else { &["momentum"] };
-        let slots = Slots::new(parameters, config.lr, config.weight_decay, names)?;
-        Ok(Self { slots, config })
+        Ok(Self { slots: Slots::new(parameters, config)? })
     }
 
     /// The settings it was made with.
     pub fn config(&self) -> &SgdConfig {
-        &self.config
+        self.slots.recipe()
     }
 
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.slots.steps()
     }
-
-    fn rule(&self) -> Rule {
-        Rule::Sgd {
-            momentum: self.config.momentum,
-            dampening: self.config.dampening,
-            nesterov: self.config.kind == Momentum::Nesterov,
-        }
-    }
 }
 
-impl Optimizer for Sgd {
+impl Recipe for SgdConfig {
     fn name(&self) -> String {
         "Sgd".to_owned()
     }
 
-    fn groups(&self) -> &[ParamGroup] {
-        self.slots.groups()
+    fn defaults(&self) -> (f64, f64) {
+        (self.lr, self.weight_decay)
     }
 
-    fn groups_mut(&mut self) -> &mut [ParamGroup] {
-        self.slots.groups_mut()
+    fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
+        if self.momentum == 0.0 { Vec::new() } else { vec![Kept::like("momentum", parameter.tensor.kind())] }
     }
 
-    fn step(&mut self, update: &Update) -> Result<()> {
-        self.slots.present(&self.name())?;
-        self.slots.begin()?;
-        self.slots.step(self.rule(), update.divisor)
-    }
-
-    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        self.slots.visit(visitor)
-    }
-
-    fn allocate(&mut self) -> Result<()> {
-        self.slots.allocate()
-    }
-
-    fn begin(&mut self, _: &Update) -> Result<()> {
-        self.slots.begin()
-    }
-
-    fn steps_parameters(&self) -> bool {
-        true
+    fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
+        let nesterov = self.kind == Momentum::Nesterov;
+        let rule = Rule::Sgd { momentum: self.momentum, dampening: self.dampening, nesterov };
+        ffi::optim::step(rule, moving, divisor)
     }
 
     fn accumulates(&self) -> Accumulates {
-        match (self.config.momentum == 0.0, self.config.kind) {
+        match (self.momentum == 0.0, self.kind) {
             (true, _) => Accumulates::InGradients,
             (false, Momentum::Heavy) => Accumulates::InState,
             (false, Momentum::Nesterov) => Accumulates::Nowhere,
         }
     }
 
-    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
-        let SgdConfig { momentum, dampening, .. } = self.config;
-        join(&self.slots.one(group, index)?, momentum, dampening, update, share)
+    fn accumulate(&self, one: &mut Moving<'_>, update: &Update, share: Share) -> Result<()> {
+        accumulate::join(one, (self.momentum, self.dampening), update, share)
     }
 
-    fn step_accumulated(&mut self, group: usize, index: usize, _: &Update) -> Result<()> {
-        move_joined(self.slots.one(group, index)?)
+    fn step_accumulated(&self, one: &mut Moving<'_>) -> Result<()> {
+        accumulate::move_joined(one)
+    }
+}
+
+impl Slotted for Sgd {
+    type Recipe = SgdConfig;
+
+    fn slots(&self) -> &Slots<SgdConfig> {
+        &self.slots
     }
 
-    fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        self.slots.step_one(self.rule(), group, index, update.divisor)
-    }
-
-    fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
-        self.slots.state_of(group, index)
-    }
-
-    fn folds_divisor(&self) -> bool {
-        true
-    }
-
-    fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
-        self.slots.add_now(parameters, options, (self.config.lr, self.config.weight_decay))
+    fn slots_mut(&mut self) -> &mut Slots<SgdConfig> {
+        &mut self.slots
     }
 }

@@ -1,52 +1,126 @@
 //! Parameter groups with the state of each parameter: what the built-in optimizers share.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
 
 use tch::{Kind, Tensor};
 
-use super::{GroupOptions, ParamGroup, Parameters};
+use super::recipe::{Kept, Recipe};
+use super::{Accumulates, GroupOptions, Optimizer, ParamGroup, Parameters, Share};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::ffi::optim::{Moving, Rule};
+use crate::ffi::optim::Moving;
 use crate::state::{Named, StateVisitor};
+use crate::step::Update;
+
+/// An optimizer that consists of groups, their state and a recipe.
+pub trait Slotted: Debug + Send {
+    /// How it keeps state and moves.
+    type Recipe: Recipe;
+
+    /// Its groups and state.
+    fn slots(&self) -> &Slots<Self::Recipe>;
+
+    /// Its groups and state.
+    fn slots_mut(&mut self) -> &mut Slots<Self::Recipe>;
+}
+
+impl<T: Slotted> Optimizer for T {
+    fn name(&self) -> String {
+        self.slots().recipe.name()
+    }
+
+    fn groups(&self) -> &[ParamGroup] {
+        &self.slots().groups
+    }
+
+    fn groups_mut(&mut self) -> &mut [ParamGroup] {
+        &mut self.slots_mut().groups
+    }
+
+    fn step(&mut self, update: &Update) -> Result<()> {
+        self.slots().present()?;
+        self.slots_mut().begin()?;
+        self.slots_mut().step(update.divisor)
+    }
+
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        self.slots_mut().visit(visitor)
+    }
+
+    fn allocate(&mut self) -> Result<()> {
+        self.slots_mut().allocate()
+    }
+
+    fn begin(&mut self, _: &Update) -> Result<()> {
+        self.slots_mut().begin()
+    }
+
+    fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
+        self.slots_mut().step_one(group, index, update.divisor)
+    }
+
+    fn steps_parameters(&self) -> bool {
+        true
+    }
+
+    fn accumulates(&self) -> Accumulates {
+        self.slots().recipe.accumulates()
+    }
+
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.accumulate(&mut one, update, share)
+    }
+
+    fn step_accumulated(&mut self, group: usize, index: usize, _: &Update) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.step_accumulated(&mut one)
+    }
+
+    fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
+        self.slots_mut().state_of(group, index)
+    }
+
+    fn folds_divisor(&self) -> bool {
+        true
+    }
+
+    fn add_group(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        self.slots_mut().add_now(parameters, options)
+    }
+}
 
 /// One parameter's state.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Empty before it is allocated.
+    /// What the tensors are; empty before they are allocated.
+    kept: Vec<Kept>,
     tensors: Vec<Tensor>,
     /// Steps of this parameter.
     count: u64,
+    allocated: bool,
 }
 
 /// Groups and their state, in step.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub struct Slots<R> {
+    recipe: R,
     groups: Vec<ParamGroup>,
     slots: Vec<Vec<Slot>>,
-    /// Names of the state tensors, as many as the rule keeps.
-    names: &'static [&'static str],
     steps: u64,
 }
 
-impl Slots {
-    pub(super) fn new<P: Parameters + ?Sized>(
-        parameters: &P,
-        lr: f64,
-        weight_decay: f64,
-        names: &'static [&'static str],
-    ) -> Result<Self> {
-        let mut slots = Self { groups: Vec::new(), slots: Vec::new(), names, steps: 0 };
-        slots.add(parameters.named(), GroupOptions::default(), (lr, weight_decay))?;
+impl<R: Recipe> Slots<R> {
+    /// One group of all parameters.
+    pub(super) fn new<P: Parameters + ?Sized>(parameters: &P, recipe: R) -> Result<Self> {
+        let mut slots = Self { recipe, groups: Vec::new(), slots: Vec::new(), steps: 0 };
+        slots.add(parameters.named(), GroupOptions::default())?;
         Ok(slots)
     }
 
-    pub(super) fn groups(&self) -> &[ParamGroup] {
-        &self.groups
-    }
-
-    pub(super) fn groups_mut(&mut self) -> &mut [ParamGroup] {
-        &mut self.groups
+    pub(super) fn recipe(&self) -> &R {
+        &self.recipe
     }
 
     /// Steps begun.
@@ -54,12 +128,9 @@ impl Slots {
         self.steps
     }
 
-    fn add(
-        &mut self,
-        parameters: Vec<Named>,
-        options: GroupOptions,
-        (lr, weight_decay): (f64, f64),
-    ) -> Result<()> {
+    /// Adds a group, without its state.
+    pub(super) fn add(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        let (lr, weight_decay) = self.recipe.defaults();
         let mut known: HashSet<usize> =
             self.groups.iter().flat_map(ParamGroup::parameters).map(identity).collect();
         let mut taken = Vec::new();
@@ -80,13 +151,8 @@ impl Slots {
     }
 
     /// Adds a group and allocates its state; on an error nothing has changed.
-    pub(super) fn add_now(
-        &mut self,
-        parameters: Vec<Named>,
-        options: GroupOptions,
-        defaults: (f64, f64),
-    ) -> Result<()> {
-        self.add(parameters, options, defaults)?;
+    fn add_now(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        self.add(parameters, options)?;
         let allocated = self.allocate();
         if allocated.is_err() {
             self.groups.pop();
@@ -96,30 +162,32 @@ impl Slots {
     }
 
     /// Makes the state of every parameter that requires a gradient and has none yet.
-    pub(super) fn allocate(&mut self) -> Result<()> {
-        for (group, slots) in self.groups.iter().zip(&mut self.slots) {
+    fn allocate(&mut self) -> Result<()> {
+        for (number, (group, slots)) in self.groups.iter().zip(&mut self.slots).enumerate() {
             for (parameter, slot) in group.parameters().iter().zip(slots) {
-                // A strategy may have exchanged the parameter for one of another dtype.
-                let stale = slot.count == 0
-                    && slot.tensors.iter().any(|tensor| tensor.kind() != parameter.tensor.kind());
-                let wanted = slot.tensors.len() < self.names.len() || stale;
-                if wanted && parameter.tensor.requires_grad() {
-                    slot.tensors =
-                        self.names.iter().map(|_| zeros(&parameter.tensor)).collect::<Result<_>>()?;
+                if !parameter.tensor.requires_grad() {
+                    continue;
                 }
+                // A strategy may have exchanged the parameter for one of another dtype.
+                if slot.allocated && (slot.count > 0 || slot.kept == self.recipe.state(number, parameter)) {
+                    continue;
+                }
+                self.recipe.check(parameter)?;
+                *slot = Slot::make(self.recipe.state(number, parameter), &parameter.tensor)?;
             }
         }
         Ok(())
     }
 
     /// Refuses weights that are offloaded: their bytes come one at a time, by a wrapper.
-    pub(super) fn present(&self, optimizer: &str) -> Result<()> {
+    fn present(&self) -> Result<()> {
+        let optimizer = self.recipe.name();
         let away =
             |parameter: &&Named| parameter.tensor.requires_grad() && ffi::storage::is_away(&parameter.tensor);
         match self.groups.iter().flat_map(ParamGroup::parameters).find(away) {
             None => Ok(()),
             Some(parameter) => Err(Error::Incompatible {
-                left: optimizer.to_owned(),
+                left: optimizer.clone(),
                 right: "CpuOffload::parameters".to_owned(),
                 why: format!("`{}` is away at the update", parameter.name),
                 remedy: format!("wrap it: CpuOffload::optimizer({optimizer}).resident() or .disk(folder)"),
@@ -128,46 +196,50 @@ impl Slots {
     }
 
     /// Allocates and counts one step.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self) -> Result<()> {
         self.allocate()?;
         self.steps += 1;
         Ok(())
     }
 
     /// Moves all parameters.
-    pub(super) fn step(&mut self, rule: Rule, divisor: f64) -> Result<()> {
-        let groups = self.groups.iter().zip(&mut self.slots);
-        let mut moving: Vec<_> = groups
-            .flat_map(|(group, slots)| {
-                group.parameters().iter().zip(slots).map(|(parameter, slot)| moving(group, parameter, slot))
-            })
-            .collect();
-        ffi::optim::step(rule, &mut moving, divisor)
+    fn step(&mut self, divisor: f64) -> Result<()> {
+        let mut moving = Vec::new();
+        for (number, (group, slots)) in self.groups.iter().zip(&mut self.slots).enumerate() {
+            let pairs = group.parameters().iter().zip(slots).enumerate();
+            moving.extend(pairs.map(|(index, (parameter, slot))| {
+                slot.moving(group, parameter, Place { group: number, index })
+            }));
+        }
+        self.recipe.step(&mut moving, divisor)
     }
 
     /// Moves one parameter.
-    pub(super) fn step_one(&mut self, rule: Rule, group: usize, index: usize, divisor: f64) -> Result<()> {
-        ffi::optim::step(rule, &mut [self.one(group, index)?], divisor)
+    fn step_one(&mut self, group: usize, index: usize, divisor: f64) -> Result<()> {
+        let (recipe, one) = self.one(group, index)?;
+        recipe.step(&mut [one], divisor)
     }
 
-    /// One parameter with its state.
-    pub(super) fn one(&mut self, group: usize, index: usize) -> Result<Moving<'_>> {
+    /// One parameter with its state, and how it moves.
+    fn one(&mut self, group: usize, index: usize) -> Result<(&R, Moving<'_>)> {
+        let place = Place { group, index };
         let found = self.groups.get(group).and_then(|group| Some((group, group.parameters().get(index)?)));
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
         let (Some((group, parameter)), Some(slot)) = (found, slot) else {
             let problem = format!("no parameter {index} in group {group}");
             return Err(Error::config("step_parameter", problem));
         };
-        Ok(moving(group, parameter, slot))
+        Ok((&self.recipe, slot.moving(group, parameter, place)))
     }
 
-    pub(super) fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
+    fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
         slot.map(|slot| slot.tensors.iter_mut().collect()).unwrap_or_default()
     }
 
-    pub(super) fn visit(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+    fn visit(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
         visitor.count("steps", &mut self.steps)?;
+        self.recipe.visit_layout(visitor)?;
         for (index, group) in self.groups.iter_mut().enumerate() {
             visitor.nested(&format!("group{index}"), |visitor| {
                 visitor.float("lr", &mut group.lr)?;
@@ -175,41 +247,51 @@ impl Slots {
             })?;
         }
         for (group, slots) in self.groups.iter().zip(&mut self.slots) {
-            for (parameter, slot) in group.parameters().iter().zip(slots) {
-                if slot.tensors.is_empty() && !self.names.is_empty() {
-                    continue;
-                }
-                visitor.nested(&parameter.name, |visitor| slot.visit(self.names, visitor))?;
+            for (parameter, slot) in group.parameters().iter().zip(slots).filter(|(_, slot)| slot.allocated) {
+                visitor.nested(&parameter.name, |visitor| slot.visit(visitor))?;
             }
         }
         Ok(())
     }
 }
 
-impl Slot {
-    fn visit(&mut self, names: &[&str], visitor: &mut StateVisitor<'_>) -> Result<()> {
-        visitor.count("step", &mut self.count)?;
-        names.iter().zip(&mut self.tensors).try_for_each(|(name, tensor)| visitor.tensor(name, tensor))
-    }
+/// Where a parameter stands in its groups.
+#[derive(Clone, Copy)]
+struct Place {
+    group: usize,
+    index: usize,
 }
 
-fn moving<'a>(group: &'a ParamGroup, parameter: &'a Named, slot: &'a mut Slot) -> Moving<'a> {
-    Moving {
-        parameter: &parameter.tensor,
-        state: &slot.tensors,
-        count: &mut slot.count,
-        lr: group.lr,
-        weight_decay: group.weight_decay,
+impl Slot {
+    fn make(kept: Vec<Kept>, parameter: &Tensor) -> Result<Self> {
+        let tensors = kept.iter().map(|one| one.make(parameter)).collect::<Result<_>>()?;
+        Ok(Self { kept, tensors, count: 0, allocated: true })
+    }
+
+    fn moving<'a>(&'a mut self, group: &'a ParamGroup, parameter: &'a Named, place: Place) -> Moving<'a> {
+        Moving {
+            parameter: &parameter.tensor,
+            state: &self.tensors,
+            allocated: self.allocated,
+            count: &mut self.count,
+            lr: group.lr,
+            weight_decay: group.weight_decay,
+            group: place.group,
+            key: (place.group as u64) << 32 | place.index as u64,
+        }
+    }
+
+    fn visit(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        visitor.count("step", &mut self.count)?;
+        self.kept
+            .iter()
+            .zip(&mut self.tensors)
+            .try_for_each(|(kept, tensor)| visitor.tensor(kept.name, tensor))
     }
 }
 
 fn identity(parameter: &Named) -> usize {
     ffi::tensor::identity(&parameter.tensor)
-}
-
-fn zeros(parameter: &Tensor) -> Result<Tensor> {
-    // Of a detached handle, so that its strides are kept and no graph is made.
-    Ok(parameter.f_detach()?.f_zeros_like()?)
 }
 
 fn check(parameter: &Named) -> Result<()> {

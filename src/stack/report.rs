@@ -31,9 +31,14 @@ impl Display for Stack {
         let size = self.model_size();
         writeln!(
             f,
-            "{} parameters, {} MB of weights and as much of gradients, on {:?}; exactness: {}",
+            "{} parameters, {} MB of weights and {}, on {:?}; exactness: {}",
             size.parameters,
             megabytes(Some(size.parameter_bytes)),
+            if self.optimizer.gradients().changes_in_backward() {
+                "gradients that go in backward"
+            } else {
+                "as much of gradients"
+            },
             self.model.device,
             self.exactness()
         )?;

@@ -85,9 +85,12 @@ impl Stack {
         self.window_start.remember(&self.model.buffers)?;
         let peak = PeakScope::new(self.model.device)?;
         let rule = self.rule();
-        if gradient_use(self.optimizer.as_ref(), &self.strategies) != GradientUse::AtUpdate {
+        let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
+        if wanted.changes_in_backward() {
             // Not in a hook: parameters look frozen while an offload allocates.
             self.optimizer.allocate()?;
+        }
+        if wanted != GradientUse::AtUpdate {
             self.finals.begin(self.optimizer.as_ref())?;
         }
         self.open =

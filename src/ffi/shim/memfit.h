@@ -253,10 +253,11 @@ int mf_cast_into(mf_tensor to, mf_tensor from) noexcept;
 // One parameter of a step. Skipped where it needs no gradient or has none.
 struct mf_moving {
   mf_tensor parameter;
-  mf_tensor state[2];  // borrowed; null where the optimizer has none
+  mf_tensor state[4];  // borrowed; null where the optimizer has none
   uint64_t count;      // its steps so far; one more where it moved
   double lr;
   double weight_decay;
+  uint64_t key;        // tells it from the other parameters, the same in every run
 };
 struct mf_adam {
   double beta1, beta2, epsilon, divisor;
