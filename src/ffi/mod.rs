@@ -3,6 +3,7 @@
 //! Only safe functions leave this room. Each submodule mirrors one `.cpp` file.
 #![allow(unsafe_code)]
 
+pub(crate) mod adafactor;
 pub(crate) mod autocast;
 mod callback;
 pub(crate) mod device;
@@ -10,6 +11,7 @@ pub(crate) mod grad;
 pub(crate) mod hooks;
 pub(crate) mod memory;
 pub(crate) mod multi;
+pub(crate) mod muon;
 pub(crate) mod optim;
 pub(crate) mod recompute;
 pub(crate) mod rng;

@@ -1,14 +1,18 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
+pub mod adafactor;
 pub mod adamw;
 mod group;
+pub mod muon;
 mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;
 
+pub use adafactor::{Adafactor, AdafactorConfig, StepSize};
 pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use muon::{Muon, MuonConfig, Scale};
 pub use sgd::{Momentum, Sgd, SgdConfig};
 pub use tch_adapter::TchOptimizer;
 
