@@ -13,7 +13,7 @@ const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 /// Tall, wide and square; with and without a polynomial of its own; of one and several tiles
 /// and blocks; a convolution's kernel.
 const SHAPES: [&[i64]; 8] =
-    [&[6, 4], &[4, 6], &[5, 5], &[1, 9], &[150, 140], &[130, 2_100], &[2_100, 130], &[8, 3, 3, 2]];
+    [&[6, 4], &[4, 6], &[5, 5], &[1, 9], &[150, 140], &[150, 1_900], &[1_900, 150], &[8, 3, 3, 2]];
 
 fn leaf(shape: &[i64], kind: Kind) -> Tensor {
     (Tensor::randn(shape, CPU) * 0.3).to_kind(kind).set_requires_grad(true)
@@ -208,17 +208,22 @@ fn scratch_is_as_documented_to_the_byte() {
         let ((), peak) = memory::peak_of(Device::Cpu, || optimizer.step(&Update::plain()).unwrap()).unwrap();
         (peak - before) as i64
     };
-    let lane = |r: i64, c: i64| 4 * r * c.min(32.max((1 << 18) / r));
+    let lines = |bytes: i64| (bytes + 63) / 64 * 64;
+    let lane = |r: i64, c: i64| lines(4 * r * c.min(32.max((1 << 18) / r / 16 * 16)));
+    let gram = |r: i64| lines(4 * r * r);
     // Square: the Gram matrix alone. From 2r = c on the polynomial too.
-    assert_eq!(scratch(&[150, 150], Kind::Float, false), 2 * 8 + 4 * 150 * 150 + lane(150, 150));
-    assert_eq!(scratch(&[60, 90], Kind::Float, false), 8 + 4 * 60 * 60 + lane(60, 90));
-    assert_eq!(scratch(&[90, 60], Kind::Float, false), 8 + 4 * 60 * 60 + lane(60, 90));
-    assert_eq!(scratch(&[60, 120], Kind::Float, false), 8 + 2 * 4 * 60 * 60 + lane(60, 120));
-    assert_eq!(scratch(&[520, 1_040], Kind::Float, false), 34 * 8 + 2 * 4 * 520 * 520 + lane(520, 1_040));
+    assert_eq!(scratch(&[150, 150], Kind::Float, false), 64 + gram(150) + lane(150, 150));
+    assert_eq!(scratch(&[61, 90], Kind::Float, false), 64 + gram(61) + lane(61, 90));
+    assert_eq!(scratch(&[90, 61], Kind::Float, false), 64 + gram(61) + lane(61, 90));
+    assert_eq!(scratch(&[60, 120], Kind::Float, false), 64 + 2 * gram(60) + lane(60, 120));
+    let sums = lines(8 * 34);
+    assert_eq!(scratch(&[520, 1_040], Kind::Float, false), sums + 2 * gram(520) + lane(520, 1_040));
     // A gradient that cannot be used up is copied.
-    assert_eq!(scratch(&[60, 90], Kind::Float, true), 8 + 4 * (60 * 60 + 60 * 90) + lane(60, 90));
-    assert_eq!(scratch(&[60, 90], Kind::BFloat16, false), 8 + 4 * (60 * 60 + 60 * 90) + lane(60, 90));
-    assert_eq!(scratch(&[60, 90], Kind::Double, false), 8 + 2 * (4 * 60 * 60 + lane(60, 90)));
+    let copy = lines(4 * 61 * 90);
+    assert_eq!(scratch(&[61, 90], Kind::Float, true), 64 + copy + gram(61) + lane(61, 90));
+    assert_eq!(scratch(&[61, 90], Kind::BFloat16, false), 64 + copy + gram(61) + lane(61, 90));
+    let double = |bytes: i64| lines(2 * bytes);
+    assert_eq!(scratch(&[60, 90], Kind::Double, false), 64 + double(4 * 60 * 60) + 2 * lane(60, 90));
     for shape in [[700, 700], [300, 2_000]] {
         let parameter = 4 * shape[0] * shape[1];
         assert!(scratch(&shape, Kind::Float, false) <= parameter + parameter / 2_048 + (1 << 20));
@@ -463,7 +468,8 @@ fn no_allocation_can_fail_once_a_parameter_has_moved() {
         assert!(error.is_out_of_memory(), "{error}");
         assert!(same(&copies(&all), &before));
     }
-    assert!(failures > 6 && copies(&all).iter().zip(&before).all(|(w, before)| !w.equal(before)));
+    assert!(failures > 3, "{failures}");
+    assert!(copies(&all).iter().zip(&before).all(|(w, before)| !w.equal(before)));
 }
 
 /// Case 40.

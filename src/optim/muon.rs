@@ -17,9 +17,10 @@
 //! *Cost*: the momentum, 4 B per element of the matrices (8 for fp64); 8 for the others. An
 //! fp32 or fp64 gradient that is contiguous and has its memory alone is **used up**: it holds
 //! the update afterwards. While it updates, for the one matrix that needs most, of short side
-//! r and long side c: 4·r² B; as much again where 2r ≤ c; per thread 4·r·w with
-//! w = min(c, max(32, 2¹⁸ ÷ r)), 1 MiB where r ≤ 8,192; 8 B per 16,384 elements; and 4·r·c
-//! where the gradient cannot be used up (half precision, other strides).
+//! r and long side c: 4·r² B; as much again where 2r ≤ c; per thread, of at most c ÷ w, 4·r·w
+//! with w = min(c, max(32, 2¹⁸ ÷ r rounded down to sixteens)), 1 MiB where r ≤ 8,192; 8 B per
+//! 16,384 elements; 4·r·c where the gradient cannot be used up (half precision, other
+//! strides). Each is rounded up to 64 B, and twice as much for fp64.
 //!
 //! *When it acts*: a gradient that is not finite is found in one pass before anything moves:
 //! [`Error::NotFinite`], and neither momentum nor count has seen it.
@@ -42,6 +43,8 @@
 //! assert_eq!(optimizer.state_bytes(), 4 * 32 + 8 * 4);
 //! # Ok::<(), memfit::Error>(())
 //! ```
+
+use std::collections::HashSet;
 
 use super::adafactor::{only_on_the_cpu, wide_kind};
 use super::adamw::{AdamWConfig, Decay};
@@ -169,6 +172,7 @@ pub struct Muon {
 impl Muon {
     /// Group 0: the matrices, by Muon. Group 1: the others, by AdamW. Either may be empty; a
     /// tensor under two names is taken once. Frozen ones are skipped while they are frozen.
+    /// In the state, a name that both lists have is `others.name` for the other.
     ///
     /// # Errors
     /// [`Error::Config`] for a setting out of range, a matrix of fewer than two dimensions, a
@@ -185,7 +189,7 @@ impl Muon {
         check_matrices(&matrices)?;
         let recipe = MuonRecipe { config, matrices: vec![0] };
         let mut slots = Slots::new(matrices.as_slice(), recipe)?;
-        slots.add(others.named(), GroupOptions::default())?;
+        slots.add(apart(others.named(), &matrices), GroupOptions::default())?;
         Ok(Self { slots })
     }
 
@@ -290,6 +294,15 @@ impl Slotted for Muon {
     fn slots_mut(&mut self) -> &mut Slots<MuonRecipe> {
         &mut self.slots
     }
+}
+
+/// Bare tensors are named by their position in either list.
+fn apart(mut others: Vec<Named>, matrices: &[Named]) -> Vec<Named> {
+    let taken: HashSet<&str> = matrices.iter().map(|named| named.name.as_str()).collect();
+    for named in others.iter_mut().filter(|named| taken.contains(named.name.as_str())) {
+        named.name.insert_str(0, "others.");
+    }
+    others
 }
 
 fn check_matrices(matrices: &[Named]) -> Result<()> {

@@ -39,6 +39,8 @@ constexpr int64_t kBlock = 1 << 18;
 constexpr int64_t kTiles = 8;
 
 int64_t parts(int64_t of, int64_t by) { return (of + by - 1) / by; }
+// Libraries round differently where memory begins elsewhere in a cache line.
+int64_t lines(int64_t bytes) { return parts(bytes, 64) * 64; }
 
 template <class Body>
 void each(int64_t count, Body &&body) {
@@ -64,7 +66,7 @@ struct Matrix {
     wide = tall == 0 ? 0 : taken.parameter.numel() / tall;
     rows = std::min(tall, wide);
     cols = std::max(tall, wide);
-    width = std::min(cols, std::max<int64_t>(32, kBlock / std::max<int64_t>(1, rows)));
+    width = std::min(cols, std::max<int64_t>(32, kBlock / std::max<int64_t>(1, rows) / 16 * 16));
     lanes = rows == 0 ? 0 : std::min<int64_t>(at::get_num_threads(), parts(cols, width));
     formed = 2 * rows <= cols;
     const at::Tensor &grad = taken.grad;
@@ -74,9 +76,11 @@ struct Matrix {
 
   int64_t number() const { return type == at::kDouble ? 8 : 4; }
   int64_t chunks() const { return parts(rows * cols, kChunk); }
+  int64_t lane() const { return parts(rows * width, 16) * 16; }
   int64_t scratch() const {
-    int64_t numbers = (uses_up ? 0 : rows * cols) + rows * rows * (formed ? 2 : 1);
-    return chunks() * 8 + (numbers + lanes * rows * width) * number();
+    int64_t square = lines(rows * rows * number());
+    return lines(chunks() * 8) + (uses_up ? 0 : lines(rows * cols * number())) +
+        square * (formed ? 2 : 1) + lanes * lane() * number();
   }
 };
 
@@ -85,12 +89,12 @@ struct Memory {
   char *next;
   double *sums(int64_t count) {
     double *found = reinterpret_cast<double *>(next);
-    next += count * 8;
+    next += lines(count * 8);
     return found;
   }
   at::Tensor tensor(const Matrix &matrix, at::IntArrayRef sizes) {
     at::Tensor made = at::from_blob(next, sizes, at::TensorOptions(matrix.type));
-    next += made.numel() * matrix.number();
+    next += lines(made.numel() * matrix.number());
     return made;
   }
 };
@@ -135,6 +139,11 @@ MEMFIT_INLINE double blend(
   return sum;
 }
 
+template <class Number>
+MEMFIT_INLINE void multiply(Number *x, int64_t n, Number by) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= by;
+}
+
 template <class Element, class Number>
 MEMFIT_INLINE void apply(
     Element *__restrict w, const Number *__restrict x, int64_t n, Number shrink, Number step) {
@@ -142,16 +151,18 @@ MEMFIT_INLINE void apply(
 }
 
 // A function must be no template to be compiled for several instruction sets.
-#define MEMFIT_BLEND(Number)                                                           \
+#define MEMFIT_BLEND(Number)                                                               \
   MEMFIT_CLONES double blend_of(Number *x, Number *m, int64_t n, const Blend<Number> &k) { \
-    return blend(x, m, n, k);                                                          \
-  }
+    return blend(x, m, n, k);                                                              \
+  }                                                                                        \
+  MEMFIT_CLONES void multiply_of(Number *x, int64_t n, Number by) { multiply(x, n, by); }
 MEMFIT_BLEND(float)
 MEMFIT_BLEND(double)
 #undef MEMFIT_BLEND
-#define MEMFIT_APPLY(Element, Number)                                                          \
-  MEMFIT_CLONES void apply_of(Element *w, const Number *x, int64_t n, Number shrink, Number step) { \
-    apply(w, x, n, shrink, step);                                                              \
+#define MEMFIT_APPLY(Element, Number)                                              \
+  MEMFIT_CLONES void apply_of(                                                     \
+      Element *w, const Number *x, int64_t n, Number shrink, Number step) {        \
+    apply(w, x, n, shrink, step);                                                  \
   }
 MEMFIT_APPLY(float, float)
 MEMFIT_APPLY(double, double)
@@ -215,8 +226,9 @@ void iterate(const Matrix &matrix, const Iteration &on, const mf_muon &options) 
 
 // ---- one matrix -------------------------------------------------------------------------------
 
+// The momentum moves; x becomes what it says, divided by its norm.
 template <class Number>
-double start(const Matrix &matrix, const at::Tensor &x, double *sums, const mf_muon &options) {
+void start(const Matrix &matrix, const at::Tensor &x, double *sums, const mf_muon &options) {
   Blend<Number> k{
       Divisor<Number>(options.divisor), Number(options.momentum), Number(1 - options.momentum),
       options.nesterov != 0};
@@ -229,7 +241,10 @@ double start(const Matrix &matrix, const at::Tensor &x, double *sums, const mf_m
   });
   double sum = 0;
   for (int64_t i = 0; i < matrix.chunks(); ++i) sum += sums[i];
-  return sum;
+  Number by = static_cast<Number>(1 / std::max(std::sqrt(sum), options.epsilon));
+  each(matrix.chunks(), [&](int64_t i) {
+    multiply_of(values + i * kChunk, std::min(kChunk, numel - i * kChunk), by);
+  });
 }
 
 template <class Element>
@@ -283,12 +298,16 @@ void move(const Matrix &matrix, Memory memory, const mf_muon &options) {
     x = memory.tensor(matrix, {matrix.tall, matrix.wide});
     copy_without_memory(x.view(matrix.taken.grad.sizes()), matrix.taken.grad);
   }
-  double squares = matrix.type == at::kDouble ? start<double>(matrix, x, sums, options)
-                                              : start<float>(matrix, x, sums, options);
-  x.mul_(1 / std::max(std::sqrt(squares), options.epsilon));
-  Iteration on{matrix.tall > matrix.wide ? x.t() : x, memory.tensor(matrix, {matrix.rows, matrix.rows}), {}, {}};
+  if (matrix.type == at::kDouble) {
+    start<double>(matrix, x, sums, options);
+  } else {
+    start<float>(matrix, x, sums, options);
+  }
+  Iteration on;
+  on.x = matrix.tall > matrix.wide ? x.t() : x;
+  on.gram = memory.tensor(matrix, {matrix.rows, matrix.rows});
   if (matrix.formed) on.polynomial = memory.tensor(matrix, {matrix.rows, matrix.rows});
-  on.lanes = memory.tensor(matrix, {matrix.lanes, matrix.rows * matrix.width});
+  on.lanes = memory.tensor(matrix, {matrix.lanes, matrix.lane()});
   for (int i = 0; i < options.steps; ++i) iterate(matrix, on, options);
   finish(matrix, x, matrix.taken.moving->lr * scale_of(matrix, options));
   if (matrix.uses_up) matrix.taken.grad.unsafeGetTensorImpl()->bump_version();
@@ -324,7 +343,9 @@ int mf_muon_step(
     for (const Matrix &matrix : matrices) bytes = std::max(bytes, matrix.scratch());
     at::Tensor scratch = at::empty({bytes}, at::TensorOptions(at::kByte));
     auto told = [&](int list) {
-      for (size_t i = 0; i < places[list].size(); ++i) moving[places[list][i]].count = lists[list][i].count;
+      for (size_t i = 0; i < places[list].size(); ++i) {
+        moving[places[list][i]].count = lists[list][i].count;
+      }
     };
     int status = mf_adam_step(lists[1].data(), lists[1].size(), others, moved);
     told(1);
