@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod accumulate;
+pub(crate) mod adafactor;
 pub(crate) mod adamw8bit;
 pub(crate) mod autocast;
 pub(crate) mod bytes;
@@ -15,6 +16,7 @@ pub(crate) mod lion;
 pub(crate) mod memory;
 pub(crate) mod mixed;
 pub(crate) mod multi;
+pub(crate) mod muon;
 pub(crate) mod optim;
 pub(crate) mod recompute;
 pub(crate) mod rng;

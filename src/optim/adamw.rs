@@ -138,7 +138,7 @@ impl AdamWConfig {
         self
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         check_moments(self.moments)?;
         check_setting("lr", self.lr, |v| v >= 0.0, "finite and not negative")?;
         check_setting("betas.0", self.betas.0, |v| (0.0..1.0).contains(&v), "in [0, 1)")?;

@@ -1,22 +1,26 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
 mod accumulate;
+pub mod adafactor;
 pub mod adamw;
 pub mod adamw8bit;
 mod boxed;
 mod group;
 pub mod in_backward;
 pub mod lion;
+pub mod muon;
 mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;
 
+pub use adafactor::{Adafactor, AdafactorConfig, StepSize};
 pub use adamw::{AdamW, AdamWConfig, Decay};
 pub use adamw8bit::{AdamW8bit, AdamW8bitConfig};
 pub use group::{GroupOptions, ParamGroup, Parameters};
 pub use in_backward::InBackward;
 pub use lion::{Lion, LionConfig};
+pub use muon::{Muon, MuonConfig, Scale};
 pub use sgd::{Momentum, Sgd, SgdConfig};
 pub use tch_adapter::TchOptimizer;
 

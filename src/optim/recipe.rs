@@ -18,6 +18,12 @@ pub trait Recipe: Debug + Send {
     /// Learning rate and weight decay of a group that names none.
     fn defaults(&self) -> (f64, f64);
 
+    /// As [`Recipe::defaults`], where they depend on the group.
+    fn defaults_of(&self, group: usize) -> (f64, f64) {
+        let _ = group;
+        self.defaults()
+    }
+
     /// The state of one parameter of a group. Empty where it needs none.
     fn state(&self, group: usize, parameter: &Named) -> Vec<Kept>;
 
@@ -27,6 +33,16 @@ pub trait Recipe: Debug + Send {
     /// Any; nothing has moved.
     fn check(&self, parameter: &Named) -> Result<()> {
         let _ = parameter;
+        Ok(())
+    }
+
+    /// Refuses gradients that it cannot use, before a step is counted: asked about all of a
+    /// step, and about each parameter that moves by itself.
+    ///
+    /// # Errors
+    /// Any; nothing has moved.
+    fn ready(&self, moving: &[Moving<'_>], divisor: f64) -> Result<()> {
+        let _ = (moving, divisor);
         Ok(())
     }
 

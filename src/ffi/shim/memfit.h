@@ -323,6 +323,36 @@ int mf_momentum_join(
     mf_tensor parameter, mf_tensor grad, mf_tensor momentum, const mf_join *options) noexcept;
 // parameter -= lr * momentum. Clears the autocast cache.
 int mf_momentum_move(mf_tensor parameter, mf_tensor momentum, double lr) noexcept;
+// ---- optimizers of matrices (adafactor.cpp, muon.cpp) ---------------------------------------
+// As those above: all is checked and allocated before the first parameter moves. On the CPU
+// only; gradients of any strides.
+struct mf_adafactor {
+  double decay;               // the second moment forgets with 1 - step^-decay
+  double epsilon1, epsilon2;  // least mean square of a gradient, least size of a parameter
+  double clip;                // most root mean square of an update
+  double beta1;               // 0: no momentum
+  double divisor;
+  int relative;               // steps in proportion to the parameter
+};
+// States, contiguous, fp64 for fp64 and fp32 otherwise: of a parameter of shape [.., r, c]
+// the mean squares of rows [.., r, 1] and columns [.., 1, c], of a vector those of its
+// elements; then the momentum of its shape where beta1 is not 0.
+int mf_adafactor_step(
+    mf_moving *moving, size_t count, const mf_adafactor *options, size_t *moved) noexcept;
+
+struct mf_muon {
+  double momentum, a, b, c, epsilon, divisor;
+  int steps;       // of the Newton-Schulz iteration
+  int nesterov;
+  int match_adam;  // scale: 1 0.2 sqrt(max(r, c)), 0 sqrt(max(1, r / c))
+};
+// An entry with one state, the momentum, contiguous, fp64 for fp64 and fp32 otherwise, is a
+// matrix: shape[0] rows, the other dimensions together its columns. One with two states is
+// moved by `others`. An fp32 or fp64 gradient that is contiguous and has its storage alone is
+// used up: it holds the update when this returns.
+int mf_muon_step(
+    mf_moving *moving, size_t count, const mf_muon *options, const mf_adam *others,
+    size_t *moved) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
