@@ -1,5 +1,3 @@
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tch::{Device, Tensor};
@@ -7,64 +5,15 @@ use tch::{Device, Tensor};
 use super::activations::no_tier;
 use super::berth::Berths;
 use super::carrier::Carrier;
-use super::disk::Disk;
 use super::moved::{Moved, Observer};
+use super::order::{AHEAD, Order};
+use super::state_home::Home;
 use super::weights;
 use crate::error::{Error, Result};
 use crate::ffi::grad;
 use crate::optim::{Accumulates, GroupOptions, Optimizer, ParamGroup, Share, bytes_of};
 use crate::state::{Named, Residence, StateVisitor};
 use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Update, WindowRule};
-
-/// Where an optimizer's state will live; made by
-/// [`CpuOffload::optimizer`](super::CpuOffload::optimizer).
-#[derive(Debug)]
-#[must_use = "say where the state lives: `.disk(folder)?` or `.host()?`"]
-pub struct StateHome<O> {
-    inner: O,
-}
-
-impl<O: Optimizer> StateHome<O> {
-    pub(super) fn new(inner: O) -> Self {
-        Self { inner }
-    }
-
-    /// The state lives in a temporary file in this folder. It is made, and the file reserved
-    /// at full size, by `build()`, or by [`Optimizer::allocate`] in a plain loop.
-    ///
-    /// # Errors
-    /// [`Error::Io`] for an unusable folder; [`Error::Unsupported`] for an
-    /// optimizer whose state cannot be reached; out of memory.
-    pub fn disk(self, folder: impl AsRef<Path>) -> Result<OptimizerOffload<O>> {
-        let disk = Disk::new(folder.as_ref())?;
-        OptimizerOffload::new(self.inner, Home::Disk(disk, folder.as_ref().to_owned()))
-    }
-
-    /// The state stays where it is: for weights that are offloaded, see
-    /// [`ParameterOffload`](super::ParameterOffload).
-    ///
-    /// # Errors
-    /// As [`StateHome::disk`].
-    pub fn resident(self) -> Result<OptimizerOffload<O>> {
-        OptimizerOffload::new(self.inner, Home::Resident)
-    }
-
-    /// The state of parameters on CUDA lives, and their update runs, on the host.
-    ///
-    /// # Errors
-    /// [`Error::Incompatible`] where no parameter is on CUDA: the host is where the state is
-    /// already. As [`StateHome::disk`].
-    pub fn host(self) -> Result<OptimizerOffload<O>> {
-        OptimizerOffload::new(self.inner, Home::Host)
-    }
-}
-
-#[derive(Debug)]
-enum Home {
-    Resident,
-    Host,
-    Disk(Arc<Disk>, PathBuf),
-}
 
 /// An optimizer whose state is in memory for one parameter at a time.
 ///
@@ -83,30 +32,6 @@ pub struct OptimizerOffload<O> {
     order: Order,
 }
 
-/// In which order gradients became final.
-#[derive(Debug, Default)]
-struct Order {
-    places: HashMap<(usize, usize), usize>,
-    told: usize,
-    /// Bytes of state that the kernel was asked to read ahead.
-    announced: u64,
-}
-
-/// State that is announced during backward, at most: page cache, not memory of the process.
-const AHEAD: u64 = 64 << 20;
-
-impl Order {
-    fn add(&mut self, parameter: (usize, usize)) {
-        self.told += 1;
-        self.places.insert(parameter, self.told);
-    }
-
-    /// Those that were never told of come last, in their own order.
-    fn place(&self, parameter: (usize, usize)) -> usize {
-        self.places.get(&parameter).copied().unwrap_or(usize::MAX)
-    }
-}
-
 /// What is done with one parameter while its state is here.
 enum Work<'a> {
     Step(&'a Update),
@@ -122,7 +47,7 @@ enum UpdateOn {
 }
 
 impl<O: Optimizer> OptimizerOffload<O> {
-    fn new(inner: O, home: Home) -> Result<Self> {
+    pub(super) fn new(inner: O, home: Home) -> Result<Self> {
         if inner.gradients().changes_in_backward() {
             return Err(Error::Unsupported {
                 what: "offloading the state of an optimizer that updates in backward".to_owned(),
