@@ -83,3 +83,12 @@ impl State {
         self.entries.is_empty()
     }
 }
+
+impl IntoIterator for State {
+    type Item = (String, Value);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
