@@ -44,6 +44,7 @@ mod manifest;
 mod open;
 mod read;
 mod save;
+mod tensors;
 #[cfg(test)]
 mod tests;
 mod unique;

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor, nn::VarStore};
 
-use super::read::{Spot, Tensors};
+use super::tensors::{Spot, Tensors};
 use crate::error::{Error, Result};
 use crate::stack::Stack;
 use crate::state::{Named, State, Value};

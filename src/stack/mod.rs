@@ -3,6 +3,7 @@
 
 mod builder;
 mod failure;
+mod moment;
 mod phases;
 mod report;
 mod start;
