@@ -6,8 +6,9 @@
 //! stopped. `docs/snapshots.md` describes the files, `docs/interop.md` how PyTorch reads and
 //! writes them.
 //!
-//! *Cost*: on disk the bytes of the state. In memory, while saving or resuming, at most one
-//! tensor that is not contiguous or not on the CPU, and under 2 MiB.
+//! *Cost*: on disk the bytes of the state. In memory, while saving or resuming, 1 MiB for rows
+//! of a tensor that is not contiguous or not on the CPU (one row, where it is longer), and
+//! under 1 MiB beside.
 //! [`Snapshots::save_in_background`] copies the whole state to host memory until it is written.
 //! Time is the disk's: each file is synced before the snapshot gets its name.
 //!

@@ -15,7 +15,7 @@ use super::dtype;
 use super::manifest::{self, TensorEntry};
 use super::read::{BLOCK, broken};
 use super::unique::Unique;
-use super::write::failed;
+use super::write::{Part, failed, slabs};
 use crate::error::Result;
 use crate::ffi;
 use crate::state::is_dense;
@@ -108,39 +108,42 @@ impl Tensors {
         let Some(spot) = self.spots.get(key) else {
             return Err(broken(&self.path, vec![format!("`{key}` is missing")]));
         };
+        let mut part = Part { offset: spot.offset, hasher: Hasher::new() };
         if into.device() == Device::Cpu && into.is_contiguous() && into.kind() == spot.kind {
-            return self.read_bytes(key, spot, into);
+            self.read_part(key, spot, &mut part, into)?;
+        } else {
+            slabs(into, |slab| {
+                let host = Tensor::f_empty(slab.size(), (spot.kind, Device::Cpu))?;
+                self.read_part(key, spot, &mut part, &host)?;
+                ffi::multi::cast_into(slab, &host)
+            })?;
+            ffi::tensor::bump(into);
         }
-        let host = Tensor::f_empty(&spot.size, (spot.kind, Device::Cpu))?;
-        self.read_bytes(key, spot, &host)?;
-        tch::no_grad(|| into.shallow_clone().f_copy_(&host))?;
-        Ok(())
-    }
-
-    fn read_bytes(&self, key: &str, spot: &Spot, into: &Tensor) -> Result<()> {
-        let read = ffi::bytes::write(into, |bytes| {
-            if bytes.len() as u64 != spot.bytes {
-                return Err(broken(&self.path, vec![format!("`{key}` has another length")]));
-            }
-            let (mut hasher, mut offset) = (Hasher::new(), spot.offset);
-            for block in bytes.chunks_mut(BLOCK) {
-                self.file
-                    .read_exact_at(block, offset)
-                    .map_err(|source| failed("reading", &self.path, source))?;
-                hasher.update(block);
-                offset += block.len() as u64;
-                if spot.kind == Kind::Bool && block.iter().any(|byte| *byte > 1) {
-                    return Err(broken(&self.path, vec![format!("`{key}` is neither true nor false")]));
-                }
-            }
-            Ok(hasher.finalize())
-        })??;
         match spot.crc32 {
-            Some(crc32) if crc32 != read => {
+            Some(crc32) if crc32 != part.hasher.finalize() => {
                 Err(broken(&self.path, vec![format!("`{key}` changed while it was read")]))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Fills a contiguous tensor with the next part of a saved one.
+    fn read_part(&self, key: &str, spot: &Spot, part: &mut Part, into: &Tensor) -> Result<()> {
+        ffi::bytes::write(into, |bytes| {
+            if part.offset + bytes.len() as u64 > spot.offset + spot.bytes {
+                return Err(broken(&self.path, vec![format!("`{key}` has another length")]));
+            }
+            for block in bytes.chunks_mut(BLOCK) {
+                let read = self.file.read_exact_at(block, part.offset);
+                read.map_err(|source| failed("reading", &self.path, source))?;
+                part.hasher.update(block);
+                part.offset += block.len() as u64;
+                if spot.kind == Kind::Bool && block.iter().any(|byte| *byte > 1) {
+                    return Err(broken(&self.path, vec![format!("`{key}` is neither true nor false")]));
+                }
+            }
+            Ok(())
+        })?
     }
 }
 
