@@ -73,7 +73,7 @@ fn main() {
         std::env::current_dir().map(Into::into).unwrap_or_default()
     }))
     .expect("a folder");
-    let mut snapshots = Snapshots::in_folder(folder.path().join("snapshots")).expect("a folder").keep_last(1);
+    let mut snapshots = Snapshots::in_folder(folder.path().join("snapshots")).expect("a folder");
     let first = snapshots.save(&mut stack, &Extras::new()).expect("a snapshot");
     let plain = folder.path().join("plain");
     let mut bytes = vec![7; first.bytes as usize];
@@ -98,6 +98,11 @@ fn main() {
         };
         ratios[0].push(theirs / ours);
         speeds.push(first.bytes as f64 / 1e6 / theirs);
+        // Removing is not timed, on neither side.
+        let paths = snapshots.paths().expect("a folder");
+        for path in paths.iter().rev().skip(1) {
+            fs::remove_dir_all(path).expect("a snapshot");
+        }
         let snapshot: Snapshot = snapshots.latest().expect("a folder").expect("a snapshot");
         let files: Vec<_> = fs::read_dir(snapshot.path())
             .expect("files")

@@ -30,4 +30,8 @@ pub use tch;
 mod documents {
     #[doc = include_str!("../docs/writing-a-strategy.md")]
     struct WritingAStrategy;
+    #[doc = include_str!("../docs/snapshots.md")]
+    struct Snapshots;
+    #[doc = include_str!("../docs/interop.md")]
+    struct Interop;
 }

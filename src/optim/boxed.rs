@@ -48,6 +48,10 @@ impl Optimizer for Box<dyn Optimizer> {
         (**self).refuses_snapshot()
     }
 
+    fn identity(&self) -> String {
+        (**self).identity()
+    }
+
     fn steps_parameters(&self) -> bool {
         (**self).steps_parameters()
     }

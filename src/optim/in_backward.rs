@@ -231,6 +231,11 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
         })
     }
 
+    /// Between windows it leaves no trace in the values.
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
     fn conflict(&self, strategy: &dyn Strategy) -> Option<Conflict> {
         let one = || {
             Conflict::new(

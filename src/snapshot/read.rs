@@ -1,47 +1,24 @@
 //! Opens a snapshot's files without trusting them, and reads tensors by positioned reads: a
 //! file that is cut while it is read is an error, where a mapping would end the process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crc32fast::Hasher;
-use serde::de::IgnoredAny;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
-use super::dtype;
-use super::manifest::{self, Manifest, TensorEntry};
-use super::unique::Unique;
+use super::manifest::{self, Manifest};
+use super::tensors::{Spot, Tensors};
 use super::write::failed;
 use crate::error::{Error, Result};
-use crate::ffi;
-use crate::state::{Found, Source, Value, is_dense};
+use crate::state::{Found, Source, Value};
 use crate::sys;
 
 /// Bytes that are read and hashed at once.
-const BLOCK: usize = 1 << 18;
-
-/// An open file of tensors.
-#[derive(Debug)]
-pub(super) struct Tensors {
-    path: PathBuf,
-    file: File,
-    spots: BTreeMap<String, Spot>,
-    metadata: HashMap<String, String>,
-}
-
-/// One tensor in its file.
-#[derive(Clone, Debug)]
-pub(super) struct Spot {
-    pub(super) kind: Kind,
-    pub(super) size: Vec<i64>,
-    pub(super) strides: Option<Vec<i64>>,
-    offset: u64,
-    bytes: u64,
-    crc32: Option<u32>,
-}
+pub(super) const BLOCK: usize = 1 << 18;
 
 /// An open snapshot.
 #[derive(Debug)]
@@ -105,7 +82,7 @@ impl Files {
     fn match_tensors(&mut self, problems: &mut Vec<String>) {
         let mut known = 0;
         for (name, entry) in &self.manifest.tensors.0 {
-            let spot = self.tensors.get_mut(&entry.file).and_then(|file| file.spots.get_mut(&entry.key));
+            let spot = self.tensors.get_mut(&entry.file).and_then(|file| file.spot_mut(&entry.key));
             match spot.map(|spot| spot.take_up(entry)) {
                 None => problems.push(format!("`{name}` is not in {:?}", entry.file)),
                 Some(Err(problem)) => problems.push(format!("`{name}` {problem}")),
@@ -118,7 +95,7 @@ impl Files {
                 problems.push(format!("`{name}` is both a tensor and a scalar"));
             }
         }
-        let found: usize = self.tensors.values().map(|file| file.spots.len()).sum();
+        let found: usize = self.tensors.values().map(|file| file.spots().len()).sum();
         if problems.is_empty() && found != known {
             problems.push(format!("the files hold {found} tensors, the manifest has {known}"));
         }
@@ -220,7 +197,7 @@ impl Source for Files {
             return Some(Found::Scalar(scalar));
         }
         let (file, key) = self.places.get(name)?;
-        let Spot { kind, size, strides, .. } = self.tensors.get(file)?.spots.get(key)?;
+        let Spot { kind, size, strides, .. } = self.tensors.get(file)?.spots().get(key)?;
         Some(Found::Tensor { size: size.clone(), kind: *kind, strides: strides.clone() })
     }
 
@@ -230,141 +207,6 @@ impl Source for Files {
             Some((file, key)) => file.read(key, into),
             None => Err(broken(&self.folder, vec![format!("`{name}` is missing")])),
         }
-    }
-}
-
-impl Tensors {
-    /// Opens a file of tensors that stands alone.
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = sys::file::open_regular(path).map_err(|source| failed("opening", path, source))?;
-        Self::of(path.to_owned(), file)?.map_err(|problem| broken(path, vec![problem]))
-    }
-
-    /// Reads the header, which must describe the whole file.
-    fn of(path: PathBuf, file: File) -> Result<Result<Self, String>> {
-        let length = file.metadata().map_err(|source| failed("reading", &path, source))?.len();
-        let header = match header(&file, length) {
-            Ok(Ok(header)) => header,
-            Ok(Err(problem)) => return Ok(Err(problem)),
-            Err(source) => return Err(failed("reading", &path, source)),
-        };
-        Ok(Self::described(&header, length).map(|(spots, metadata)| Self { path, file, spots, metadata }))
-    }
-
-    fn described(
-        header: &[u8],
-        length: u64,
-    ) -> Result<(BTreeMap<String, Spot>, HashMap<String, String>), String> {
-        let unreadable = |error: serde_json::Error| format!("its header cannot be read: {error}");
-        serde_json::from_slice::<Unique<IgnoredAny>>(header).map_err(unreadable)?;
-        let metadata: safetensors::tensor::Metadata = serde_json::from_slice(header).map_err(unreadable)?;
-        let start = 8 + header.len() as u64;
-        let end = start.checked_add(metadata.data_len() as u64);
-        if end != Some(length) {
-            return Err(format!("it has {length} bytes, its header speaks of another number"));
-        }
-        let mut spots = BTreeMap::new();
-        for (name, info) in metadata.tensors() {
-            let kind = dtype::kind_of(info.dtype).ok_or(format!("`{name}` has dtype {:?}", info.dtype))?;
-            let size: Result<Vec<i64>, _> = info.shape.iter().map(|length| i64::try_from(*length)).collect();
-            let size = size.map_err(|_| format!("`{name}` is too long"))?;
-            let (from, to) = info.data_offsets;
-            let spot = Spot {
-                kind,
-                size,
-                strides: None,
-                offset: start + from as u64,
-                bytes: (to - from) as u64,
-                crc32: None,
-            };
-            spots.insert(name, spot);
-        }
-        Ok((spots, metadata.metadata().clone().unwrap_or_default()))
-    }
-
-    pub(super) fn spots(&self) -> &BTreeMap<String, Spot> {
-        &self.spots
-    }
-
-    /// The free texts of the header.
-    pub(super) fn metadata(&self) -> &HashMap<String, String> {
-        &self.metadata
-    }
-
-    /// Another handle on the same file.
-    pub(super) fn duplicate(&self) -> Result<Self> {
-        let file = self.file.try_clone().map_err(|source| failed("reading", &self.path, source))?;
-        let Self { path, spots, metadata, .. } = self;
-        Ok(Self { path: path.clone(), file, spots: spots.clone(), metadata: metadata.clone() })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Reads a tensor into one of its shape, cast where its dtype is another; its version is
-    /// bumped.
-    pub(super) fn read(&self, key: &str, into: &Tensor) -> Result<()> {
-        let Some(spot) = self.spots.get(key) else {
-            return Err(broken(&self.path, vec![format!("`{key}` is missing")]));
-        };
-        if into.device() == Device::Cpu && into.is_contiguous() && into.kind() == spot.kind {
-            return self.read_bytes(key, spot, into);
-        }
-        let host = Tensor::f_empty(&spot.size, (spot.kind, Device::Cpu))?;
-        self.read_bytes(key, spot, &host)?;
-        tch::no_grad(|| into.shallow_clone().f_copy_(&host))?;
-        Ok(())
-    }
-
-    fn read_bytes(&self, key: &str, spot: &Spot, into: &Tensor) -> Result<()> {
-        let read = ffi::bytes::write(into, |bytes| {
-            if bytes.len() as u64 != spot.bytes {
-                return Err(broken(&self.path, vec![format!("`{key}` has another length")]));
-            }
-            let (mut hasher, mut offset) = (Hasher::new(), spot.offset);
-            for block in bytes.chunks_mut(BLOCK) {
-                self.file
-                    .read_exact_at(block, offset)
-                    .map_err(|source| failed("reading", &self.path, source))?;
-                hasher.update(block);
-                offset += block.len() as u64;
-                if spot.kind == Kind::Bool && block.iter().any(|byte| *byte > 1) {
-                    return Err(broken(&self.path, vec![format!("`{key}` is neither true nor false")]));
-                }
-            }
-            Ok(hasher.finalize())
-        })??;
-        match spot.crc32 {
-            Some(crc32) if crc32 != read => {
-                Err(broken(&self.path, vec![format!("`{key}` changed while it was read")]))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Spot {
-    /// Takes up what the manifest says beyond the header, where they agree.
-    fn take_up(&mut self, entry: &TensorEntry) -> Result<(), String> {
-        let signed = |numbers: &[u64]| -> Result<Vec<i64>, String> {
-            let numbers = numbers.iter().map(|number| i64::try_from(*number));
-            numbers.collect::<Result<_, _>>().map_err(|_| "is too long".to_owned())
-        };
-        if dtype::named(&entry.dtype) != Some(self.kind) || signed(&entry.shape)? != self.size {
-            let Self { kind, size, .. } = self;
-            let TensorEntry { dtype, shape, .. } = entry;
-            return Err(format!("is {kind:?} {size:?} in its file, {dtype} {shape:?} in the manifest"));
-        }
-        if let Some(strides) = &entry.strides {
-            let strides = signed(strides)?;
-            if !is_dense(&self.size, &strides) {
-                return Err(format!("has impossible strides {strides:?}"));
-            }
-            self.strides = Some(strides);
-        }
-        self.crc32 = Some(entry.crc32);
-        Ok(())
     }
 }
 
@@ -414,22 +256,6 @@ fn open_as_said(folder: &Path, name: &str, bytes: u64) -> Result<Result<File, St
     } else {
         Ok(Err(format!("{name} has {length} bytes, the manifest says {bytes}")))
     }
-}
-
-/// The header's JSON; the inner error is the file's fault.
-fn header(file: &File, length: u64) -> io::Result<Result<Vec<u8>, String>> {
-    if length < 8 {
-        return Ok(Err("it is too short for a header".to_owned()));
-    }
-    let mut size = [0; 8];
-    file.read_exact_at(&mut size, 0)?;
-    let size = u64::from_le_bytes(size);
-    if size > length - 8 || size > manifest::LONGEST {
-        return Ok(Err(format!("its header is said to have {size} bytes")));
-    }
-    let mut header = vec![0; size as usize];
-    file.read_exact_at(&mut header, 8)?;
-    Ok(Ok(header))
 }
 
 fn checksum(file: &File, length: u64, block: &mut [u8]) -> io::Result<u32> {

@@ -1,12 +1,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use tch::{Kind, nn::VarStore};
+use tch::{Device, Kind, Tensor, nn::VarStore};
 
-use super::read::{Spot, Tensors};
+use super::tensors::{Spot, Tensors};
 use crate::error::{Error, Result};
 use crate::stack::Stack;
-use crate::state::Named;
+use crate::state::{Named, State, Value};
 
 /// A model's tensors from a file: of a snapshot, or any `.safetensors` that PyTorch wrote.
 ///
@@ -154,7 +154,7 @@ impl Weights {
         Ok(())
     }
 
-    fn misfit(&self, name: &str, spot: &Spot, tensor: &tch::Tensor) -> Option<String> {
+    fn misfit(&self, name: &str, spot: &Spot, tensor: &Tensor) -> Option<String> {
         let (size, kind) = (tensor.size(), tensor.kind());
         if spot.size != size {
             return Some(format!("`{name}` has shape {:?}, wanted {size:?}", spot.size));
@@ -165,6 +165,24 @@ impl Weights {
         let remedy = if is_real(kind) && is_real(spot.kind) { "; casting() casts it" } else { "" };
         Some(format!("`{name}` has dtype {:?}, wanted {kind:?}{remedy}", spot.kind))
     }
+}
+
+/// Reads a `.safetensors` file as a state of tensors, on the host. One without dimensions that
+/// is Int64 becomes a whole number: that is how PyTorch's side writes counts.
+///
+/// # Errors
+/// As [`Weights::open`].
+pub fn read_tensors(path: impl AsRef<Path>) -> Result<State> {
+    let file = Tensors::open(path.as_ref())?;
+    let mut state = State::default();
+    for (name, spot) in file.spots() {
+        let tensor = Tensor::f_empty(&spot.size, (spot.kind, Device::Cpu))?;
+        file.read(name, &tensor)?;
+        let count = spot.kind == Kind::Int64 && spot.size.is_empty();
+        let value = if count { Value::Int(tensor.f_int64_value(&[])?) } else { Value::Tensor(tensor) };
+        state.insert(name.clone(), value);
+    }
+    Ok(state)
 }
 
 fn is_real(kind: Kind) -> bool {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crc32fast::Hasher;
 use tch::{Device, Tensor};
 
-use super::layout::{Layout, Spot};
+use super::layout::Layout;
 use super::manifest::{self, FileEntry, Manifest};
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -18,6 +18,8 @@ use crate::sys;
 
 /// Bytes that are hashed and written at once: they stay in the processor's cache between.
 const BLOCK: usize = 1 << 18;
+/// Bytes of a tensor that are copied at once, where they lie in another order or elsewhere.
+const SLAB: usize = 1 << 20;
 /// The kernel is told to begin with the disk after so many bytes.
 const AHEAD: u64 = 8 << 20;
 
@@ -71,21 +73,27 @@ impl Writer {
         Ok(())
     }
 
-    fn write(&mut self, spot: &Spot, bytes: &[u8]) -> Result<Hasher> {
-        let Some(out) = self.outs.get_mut(spot.file) else { return Ok(Hasher::new()) };
-        let mut hasher = Hasher::new();
-        let mut offset = spot.offset;
+    /// Writes the next part of a tensor.
+    fn write(&mut self, file: usize, part: &mut Part, bytes: &[u8]) -> Result<()> {
+        let Some(out) = self.outs.get_mut(file) else { return Ok(()) };
         for block in bytes.chunks(BLOCK) {
-            hasher.update(block);
-            write_block(&out.file, block, offset).map_err(|source| failed("writing", &out.path, source))?;
-            offset += block.len() as u64;
-            if offset >= out.started + AHEAD {
-                sys::file::start_writing(&out.file, out.started, offset - out.started);
-                out.started = offset;
+            part.hasher.update(block);
+            write_block(&out.file, block, part.offset)
+                .map_err(|source| failed("writing", &out.path, source))?;
+            part.offset += block.len() as u64;
+            if part.offset >= out.started + AHEAD {
+                sys::file::start_writing(&out.file, out.started, part.offset - out.started);
+                out.started = part.offset;
             }
         }
-        Ok(hasher)
+        Ok(())
     }
+}
+
+/// How far the writing, or the reading, of a tensor is.
+pub(super) struct Part {
+    pub(super) offset: u64,
+    pub(super) hasher: Hasher,
 }
 
 impl Sink for Writer {
@@ -95,11 +103,15 @@ impl Sink for Writer {
 
     fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let Some(spot) = self.layout.spots.get(name).cloned() else { return Err(changed(name)) };
-        let host = on_host(tensor)?;
-        let hash = ffi::bytes::read(&host, |bytes| {
-            if bytes.len() as u64 == spot.bytes { self.write(&spot, bytes) } else { Err(changed(name)) }
-        })??;
-        self.hashes.insert(name.to_owned(), hash);
+        let mut part = Part { offset: spot.offset, hasher: Hasher::new() };
+        slabs(tensor, |slab| {
+            let host = slab.f_to_device(Device::Cpu)?.f_contiguous()?;
+            ffi::bytes::read(&host, |bytes| self.write(spot.file, &mut part, bytes))?
+        })?;
+        if part.offset != spot.offset + spot.bytes {
+            return Err(changed(name));
+        }
+        self.hashes.insert(name.to_owned(), part.hasher);
         Ok(())
     }
 }
@@ -149,11 +161,24 @@ fn write_block(file: &File, block: &[u8], offset: u64) -> io::Result<()> {
     file.write_all_at(block, offset)
 }
 
-/// A contiguous tensor on the host with the same values, itself where it is one.
-pub(super) fn on_host(tensor: &Tensor) -> Result<Tensor> {
+/// Gives `body` the whole of a tensor that lies in CPU memory as in a file, or else some rows
+/// at a time: what they are copied to stays small.
+pub(super) fn slabs(tensor: &Tensor, mut body: impl FnMut(&Tensor) -> Result<()>) -> Result<()> {
     let tensor = tensor.f_detach()?;
-    let host = if tensor.device() == Device::Cpu { tensor } else { tensor.f_to_device(Device::Cpu)? };
-    Ok(host.f_contiguous()?)
+    let lies_ready = tensor.device() == Device::Cpu && tensor.is_contiguous();
+    let rows = match tensor.size().first() {
+        Some(rows) if !lies_ready && tensor.numel() > 0 => *rows,
+        _ => return body(&tensor),
+    };
+    let row = tensor.numel() / rows as usize * tensor.kind().elt_size_in_bytes();
+    let step = (SLAB / row.max(1)).max(1) as i64;
+    let mut from = 0;
+    while from < rows {
+        let some = step.min(rows - from);
+        body(&tensor.f_narrow(0, from, some)?)?;
+        from += some;
+    }
+    Ok(())
 }
 
 fn changed(name: &str) -> Error {

@@ -4,6 +4,7 @@
 mod builder;
 mod failure;
 mod finals;
+mod moment;
 mod phases;
 mod report;
 mod start;

@@ -1,5 +1,6 @@
 //! Named state: one visit serves saving, comparing and loading.
 
+mod problems;
 mod source;
 mod visitor;
 
@@ -10,6 +11,8 @@ pub(crate) use visitor::{Like, Residence, check, collect, describe, load};
 use std::collections::BTreeMap;
 
 use tch::Tensor;
+
+use crate::error::Result;
 
 /// A tensor with its name. Clones share the tensor.
 #[derive(Debug)]
@@ -81,5 +84,36 @@ impl State {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+}
+
+impl State {
+    /// Collects the state that `visit` names; tensors are copied.
+    ///
+    /// # Errors
+    /// Those of `visit`, and a name given twice.
+    pub fn collect(visit: impl FnOnce(&mut StateVisitor<'_>) -> Result<()>) -> Result<Self> {
+        let mut state = Self::default();
+        collect(&mut state, visit)?;
+        Ok(state)
+    }
+
+    /// Loads into what `visit` names: all entries or, where one is missing, unknown or of
+    /// another shape, dtype or sort, none.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) lists every problem; nothing was changed then.
+    pub fn load(&self, mut visit: impl FnMut(&mut StateVisitor<'_>) -> Result<()>) -> Result<()> {
+        check(self, &mut visit)?;
+        load(self, &mut visit).map_err(|broken| broken.error)
+    }
+}
+
+impl IntoIterator for State {
+    type Item = (String, Value);
+    type IntoIter = std::collections::btree_map::IntoIter<String, Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
     }
 }

@@ -3,8 +3,9 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
+use super::Value;
+use super::problems::{contrast, misfit, wrong};
 use super::source::{Found, Sink, Source};
-use super::{State, Value};
 use crate::error::{Error, Result};
 
 /// Passes over an object's state, to read it or to write it.
@@ -364,58 +365,4 @@ fn with_bytes<T>(
     let visited = visit();
     residences.iter().try_for_each(|residence| residence.leave(tensor))?;
     visited
-}
-
-/// What is wrong with a saved tensor, if anything.
-fn misfit(name: &str, found: Option<Found<'_>>, size: &[i64], kind: Option<Kind>) -> Option<String> {
-    match found {
-        Some(Found::Tensor { size: saved, .. }) if saved != size => {
-            Some(format!("`{name}` has shape {saved:?}, wanted {size:?}"))
-        }
-        Some(Found::Tensor { kind: saved, .. }) if kind.is_some_and(|kind| kind != saved) => {
-            let wanted = kind.map_or_else(String::new, |kind| format!(", wanted {kind:?}"));
-            Some(format!("`{name}` has dtype {saved:?}{wanted}"))
-        }
-        Some(Found::Tensor { .. }) => None,
-        other => Some(wrong(name, other.is_some(), "a tensor")),
-    }
-}
-
-fn wrong(name: &str, there: bool, wanted: &str) -> String {
-    if there { format!("`{name}` is not {wanted}") } else { format!("`{name}` is missing") }
-}
-
-/// Two long texts, from shortly before where they part.
-fn contrast(saved: &str, wanted: &str) -> (String, String) {
-    let same = saved.chars().zip(wanted.chars()).take_while(|(a, b)| a == b).count();
-    let cut = |text: &str| {
-        let (from, shown) = (same.saturating_sub(24), 96);
-        let before = if from > 0 { "…" } else { "" };
-        let after = if text.chars().count() > from + shown { "…" } else { "" };
-        let part: String = text.chars().skip(from).take(shown).collect();
-        format!("{before}{part}{after}")
-    };
-    (cut(saved), cut(wanted))
-}
-
-impl State {
-    /// Collects the state that `visit` names; tensors are copied.
-    ///
-    /// # Errors
-    /// Those of `visit`, and a name given twice.
-    pub fn collect(visit: impl FnOnce(&mut StateVisitor<'_>) -> Result<()>) -> Result<Self> {
-        let mut state = Self::default();
-        collect(&mut state, visit)?;
-        Ok(state)
-    }
-
-    /// Loads into what `visit` names: all entries or, where one is missing, unknown or of
-    /// another shape, dtype or sort, none.
-    ///
-    /// # Errors
-    /// [`Error::State`] lists every problem; nothing was changed then.
-    pub fn load(&self, mut visit: impl FnMut(&mut StateVisitor<'_>) -> Result<()>) -> Result<()> {
-        check(self, &mut visit)?;
-        load(self, &mut visit).map_err(|broken| broken.error)
-    }
 }

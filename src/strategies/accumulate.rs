@@ -217,10 +217,10 @@ impl Accumulated {
         visitor.optional(&self.name, &mut sum, &self.sum)?;
         if visitor.loads() {
             self.touched = sum.is_some();
-            let _ = match sum {
+            match sum {
                 Some(sum) => self.sum.f_copy_(&sum).map(drop)?,
                 None => self.sum.f_zero_().map(drop)?,
-            };
+            }
         }
         Ok(())
     }
