@@ -4,12 +4,15 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod adafactor;
+pub(crate) mod adamw8bit;
 pub(crate) mod autocast;
 mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
+pub(crate) mod lion;
 pub(crate) mod memory;
+pub(crate) mod mixed;
 pub(crate) mod multi;
 pub(crate) mod muon;
 pub(crate) mod optim;

@@ -2,7 +2,9 @@
 
 pub mod adafactor;
 pub mod adamw;
+pub mod adamw8bit;
 mod group;
+pub mod lion;
 pub mod muon;
 mod recipe;
 pub mod sgd;
@@ -11,7 +13,9 @@ pub mod tch_adapter;
 
 pub use adafactor::{Adafactor, AdafactorConfig, StepSize};
 pub use adamw::{AdamW, AdamWConfig, Decay};
+pub use adamw8bit::{AdamW8bit, AdamW8bitConfig};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use lion::{Lion, LionConfig};
 pub use muon::{Muon, MuonConfig, Scale};
 pub use sgd::{Momentum, Sgd, SgdConfig};
 pub use tch_adapter::TchOptimizer;

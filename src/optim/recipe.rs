@@ -1,8 +1,8 @@
 use std::fmt::Debug;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi::optim::Moving;
 use crate::state::{Named, StateVisitor};
 
@@ -90,7 +90,50 @@ impl Kept {
             Some(shape) => Ok(Tensor::f_zeros(shape, (self.kind, device))?),
             // Of a detached handle, so that its strides are kept and no graph is made.
             None if parameter.kind() == self.kind => Ok(parameter.f_detach()?.f_zeros_like()?),
-            None => Ok(parameter.f_detach()?.f_empty_like()?.f_to_kind(self.kind)?.f_zero_()?),
+            None => {
+                let like = Tensor::f_empty_strided(parameter.size(), dense(parameter), (self.kind, device))?;
+                Ok(tch::no_grad(|| like.shallow_clone().f_zero_())?)
+            }
         }
+    }
+}
+
+/// The parameter's strides where its elements lie without gaps, else those of rows.
+fn dense(parameter: &Tensor) -> Vec<i64> {
+    let (sizes, strides) = (parameter.size(), parameter.stride());
+    let last: i64 = sizes.iter().zip(&strides).map(|(size, stride)| (size - 1) * stride).sum();
+    if parameter.numel() as i64 == last + 1 {
+        return strides;
+    }
+    let mut rows = vec![1; sizes.len()];
+    for dimension in (1..sizes.len()).rev() {
+        rows[dimension - 1] = rows[dimension] * sizes[dimension].max(1);
+    }
+    rows
+}
+
+/// Refuses a parameter elsewhere, for updates whose kernel is memfit's own.
+///
+/// # Errors
+/// [`Error::Unsupported`], naming the way out.
+pub(super) fn only_on_cpu(optimizer: &str, what: &str, parameter: &Named) -> Result<()> {
+    match parameter.tensor.device() {
+        Device::Cpu => Ok(()),
+        device => Err(Error::Unsupported {
+            what: format!("{what} for `{}`", parameter.name),
+            place: format!("by {optimizer} on {device:?}"),
+            remedy: format!("keep state and update on the host: CpuOffload::optimizer({optimizer}).host()"),
+        }),
+    }
+}
+
+/// Refuses a dtype that moments are not kept in.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(super) fn check_moments(kind: Option<Kind>) -> Result<()> {
+    match kind {
+        None | Some(Kind::Float | Kind::BFloat16) => Ok(()),
+        Some(kind) => Err(Error::config("moments", format!("must be Float or BFloat16, not {kind:?}"))),
     }
 }

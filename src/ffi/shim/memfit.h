@@ -273,6 +273,38 @@ struct mf_sgd {
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
+// ---- optimizers with state of other dtypes (lion.cpp, mixed.cpp, adam8bit.cpp) -------------
+// All run on the CPU and on libtorch's threads, as mf_adam_step does, take nothing from its
+// allocators, and give the same bits on any number of threads and for any strides.
+struct mf_lion {
+  double beta1, beta2, divisor;
+};
+// Half-precision moments are always rounded at random, by bits made of the seed, the
+// parameter's key and count, and the element's index.
+struct mf_rounding {
+  uint64_t seed;
+  int weights;  // half-precision weights: 1 at random too, 0 to nearest
+};
+// State: the momentum.
+int mf_lion_step(
+    mf_moving *moving, size_t count, const mf_lion *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: first and second moment, in dtypes of their own.
+int mf_adam_mixed_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: codes and scales of the first moment, codes and scales of the second; or, for a
+// parameter that is not quantised, as in mf_adam_mixed_step. The decay is decoupled.
+int mf_adam8bit_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// Codes of `count` numbers and one scale per block of 256, by the map with or without sign.
+void mf_quantise(
+    const float *numbers, size_t count, int with_sign, uint8_t *codes, float *scales) noexcept;
+void mf_dequantise(
+    const uint8_t *codes, const float *scales, size_t count, int with_sign,
+    float *numbers) noexcept;
+
 // ---- optimizers of matrices (adafactor.cpp, muon.cpp) ---------------------------------------
 // As those above: all is checked and allocated before the first parameter moves. On the CPU
 // only; gradients of any strides.
@@ -288,12 +320,14 @@ struct mf_adafactor {
 // the mean squares of rows [.., r, 1] and columns [.., 1, c], of a vector those of its
 // elements; then the momentum of its shape where beta1 is not 0.
 int mf_adafactor_step(
-    mf_moving *moving, size_t count, const mf_adafactor *options, size_t *moved) noexcept;
+    mf_moving *moving, size_t count, const mf_adafactor *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
 
 struct mf_muon {
   double momentum, a, b, c, epsilon, divisor;
   int steps;       // of the Newton-Schulz iteration
   int nesterov;
+  int mixed;       // the others by mf_adam_mixed_step instead of mf_adam_step
   int match_adam;  // scale: 1 0.2 sqrt(max(r, c)), 0 sqrt(max(1, r / c))
 };
 // An entry with one state, the momentum, contiguous, fp64 for fp64 and fp32 otherwise, is a
@@ -302,7 +336,7 @@ struct mf_muon {
 // used up: it holds the update when this returns.
 int mf_muon_step(
     mf_moving *moving, size_t count, const mf_muon *options, const mf_adam *others,
-    size_t *moved) noexcept;
+    const mf_rounding *rounding, size_t *moved) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
