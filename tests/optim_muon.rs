@@ -90,7 +90,7 @@ impl Loop {
 }
 
 #[test]
-fn four_steps_equal_the_published_loop() {
+fn steps_equal_those_of_the_published_loop() {
     let _guard = support::serial();
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::Double, 1e-11)] {
         for config in every_config() {
@@ -98,7 +98,8 @@ fn four_steps_equal_the_published_loop() {
                 let w = leaf(shape, kind);
                 let start = w.detach().copy();
                 let (mut ours, mut plain) = (one(&w, config), Loop::new(&w, config));
-                for _ in 0..4 {
+                let steps = if w.numel() > 100_000 { 1 } else { 4 };
+                for _ in 0..steps {
                     let grad = gradient(&w);
                     set_grad(&w, &grad);
                     ours.step(&Update::plain()).unwrap();
