@@ -504,3 +504,25 @@ fn empty_parameters_do_no_harm() {
     optimizer.step(&Update::plain()).unwrap();
     assert_eq!(optimizer.state_bytes(), 4 * 4);
 }
+
+/// Case 46.
+#[test]
+fn stochastic_rounding_moves_a_weight_by_the_update_on_average() {
+    let _guard = support::serial();
+    for shape in [&[4_096][..], &[64, 64]] {
+        let run = |config: AdafactorConfig| {
+            let w = Tensor::ones(shape, (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+            set_grad(&w, &w.ones_like().detach());
+            one(&w, config.absolute(2f64.powi(-10))).step(&Update::plain()).unwrap();
+            w.detach()
+        };
+        let nearest = run(AdafactorConfig::default());
+        assert!(nearest.equal(&nearest.ones_like()), "lost");
+        let config = AdafactorConfig::default().stochastic_rounding(3);
+        let moved = run(config);
+        let mean = 1.0 - moved.mean(Kind::Double).double_value(&[]);
+        // A quarter of 4,096 elements by 2⁻⁸: five standard deviations.
+        assert!((mean - 2f64.powi(-10)).abs() < 1.4e-4, "{mean}");
+        assert!(run(config).equal(&moved) && !run(config.stochastic_rounding(4)).equal(&moved));
+    }
+}

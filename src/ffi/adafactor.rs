@@ -2,6 +2,7 @@
 
 use std::os::raw::c_int;
 
+use super::mixed::{RawRounding, Rounding};
 use super::optim::{Moving, RawMoving, run};
 use crate::error::Result;
 
@@ -23,6 +24,7 @@ unsafe extern "C" {
         moving: *mut RawMoving,
         count: usize,
         options: *const Options,
+        rounding: *const RawRounding,
         moved: *mut usize,
     ) -> c_int;
 }
@@ -32,7 +34,10 @@ unsafe extern "C" {
 /// # Errors
 /// Before the first parameter moved: the error itself. After:
 /// [`Error::Poisoned`](crate::Error::Poisoned).
-pub(crate) fn step(options: &Options, moving: &mut [Moving<'_>]) -> Result<()> {
+pub(crate) fn step(options: &Options, rounding: Rounding, moving: &mut [Moving<'_>]) -> Result<()> {
+    let rounding = rounding.raw();
     // SAFETY: `run` lends the list for the call; the kernel checks each state.
-    run(moving, |raw, moved| unsafe { mf_adafactor_step(raw.as_mut_ptr(), raw.len(), options, moved) })
+    run(moving, |raw, moved| unsafe {
+        mf_adafactor_step(raw.as_mut_ptr(), raw.len(), options, &rounding, moved)
+    })
 }

@@ -2,6 +2,7 @@
 
 use std::os::raw::c_int;
 
+use super::mixed::{Adam, RawRounding, Rounding};
 use super::optim::{Moving, RawAdam, RawMoving, run};
 use crate::error::Result;
 
@@ -17,15 +18,8 @@ pub(crate) struct Options {
     pub(crate) divisor: f64,
     pub(crate) steps: c_int,
     pub(crate) nesterov: c_int,
+    pub(crate) mixed: c_int,
     pub(crate) match_adam: c_int,
-}
-
-/// AdamW's numbers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Others {
-    pub(crate) betas: (f64, f64),
-    pub(crate) epsilon: f64,
-    pub(crate) decoupled: bool,
 }
 
 unsafe extern "C" {
@@ -34,6 +28,7 @@ unsafe extern "C" {
         count: usize,
         options: *const Options,
         others: *const RawAdam,
+        rounding: *const RawRounding,
         moved: *mut usize,
     ) -> c_int;
 }
@@ -44,14 +39,15 @@ unsafe extern "C" {
 /// # Errors
 /// Before the first parameter moved: the error itself. After:
 /// [`Error::Poisoned`](crate::Error::Poisoned).
-pub(crate) fn step(options: &Options, others: Others, moving: &mut [Moving<'_>]) -> Result<()> {
-    let adam = RawAdam {
-        beta1: others.betas.0,
-        beta2: others.betas.1,
-        epsilon: others.epsilon,
-        divisor: options.divisor,
-        decoupled: others.decoupled.into(),
-    };
+pub(crate) fn step(
+    options: &Options,
+    others: Adam,
+    rounding: Rounding,
+    moving: &mut [Moving<'_>],
+) -> Result<()> {
+    let (adam, rounding) = (others.raw(options.divisor), rounding.raw());
     // SAFETY: `run` lends the list for the call; the kernel checks each state.
-    run(moving, |raw, moved| unsafe { mf_muon_step(raw.as_mut_ptr(), raw.len(), options, &adam, moved) })
+    run(moving, |raw, moved| unsafe {
+        mf_muon_step(raw.as_mut_ptr(), raw.len(), options, &adam, &rounding, moved)
+    })
 }

@@ -35,13 +35,14 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use tch::{Device, Kind};
+use tch::Kind;
 
-use super::recipe::{Kept, Recipe};
+use super::recipe::{Kept, Recipe, only_on_cpu};
 use super::slots::{Slots, Slotted};
 use super::{Parameters, check_setting};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ffi;
+use crate::ffi::mixed::Rounding;
 use crate::ffi::optim::Moving;
 use crate::state::Named;
 
@@ -65,6 +66,8 @@ pub struct AdafactorConfig {
     pub beta1: f64,
     /// Weight decay; 0.
     pub weight_decay: f64,
+    /// The seed of stochastic rounding; `None`: half-precision weights are rounded to nearest.
+    pub stochastic_rounding: Option<u64>,
 }
 
 /// What Adafactor's learning rate means.
@@ -87,6 +90,7 @@ impl Default for AdafactorConfig {
             clip: 1.0,
             beta1: 0.0,
             weight_decay: 0.0,
+            stochastic_rounding: None,
         }
     }
 }
@@ -136,6 +140,13 @@ impl AdafactorConfig {
         self
     }
 
+    /// Rounds half-precision weights up or down at random, as
+    /// [`AdamWConfig::stochastic_rounding`](super::AdamWConfig::stochastic_rounding).
+    pub fn stochastic_rounding(mut self, seed: u64) -> Self {
+        self.stochastic_rounding = Some(seed);
+        self
+    }
+
     fn check(&self) -> Result<()> {
         check_setting("lr", self.lr, |v| v >= 0.0, "finite and not negative")?;
         check_setting("decay", self.decay, |v| v > 0.0, "above 0")?;
@@ -158,7 +169,7 @@ impl Adafactor {
     /// skipped while they are frozen.
     ///
     /// # Errors
-    /// [`Error::Config`] for a setting out of range, a parameter of another dtype than
+    /// [`Error::Config`](crate::Error::Config) for a setting out of range, a parameter of another dtype than
     /// Float, Double, Half or BFloat16, or one that is no leaf.
     pub fn new<P: Parameters + ?Sized>(parameters: &P, config: AdafactorConfig) -> Result<Self> {
         config.check()?;
@@ -202,7 +213,7 @@ impl Recipe for AdafactorConfig {
     }
 
     fn check(&self, parameter: &Named) -> Result<()> {
-        only_on_the_cpu(&self.name(), parameter)
+        only_on_cpu(&self.name(), "an update", parameter)
     }
 
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
@@ -215,7 +226,7 @@ impl Recipe for AdafactorConfig {
             divisor,
             relative: (self.step_size == StepSize::Relative).into(),
         };
-        ffi::adafactor::step(&options, moving)
+        ffi::adafactor::step(&options, Rounding::of(self.stochastic_rounding), moving)
     }
 }
 
@@ -236,16 +247,5 @@ pub(super) fn wide_kind(parameter: &Named) -> Kind {
     match parameter.tensor.kind() {
         Kind::Double => Kind::Double,
         _ => Kind::Float,
-    }
-}
-
-pub(super) fn only_on_the_cpu(optimizer: &str, parameter: &Named) -> Result<()> {
-    match parameter.tensor.device() {
-        Device::Cpu => Ok(()),
-        device => Err(Error::Unsupported {
-            what: optimizer.to_owned(),
-            place: format!("on {device:?}, where `{}` is", parameter.name),
-            remedy: format!("update on the host: CpuOffload::optimizer({optimizer}).host()"),
-        }),
     }
 }

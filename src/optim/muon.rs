@@ -46,15 +46,16 @@
 
 use std::collections::HashSet;
 
-use super::adafactor::{only_on_the_cpu, wide_kind};
+use super::adafactor::wide_kind;
 use super::adamw::{AdamWConfig, Decay};
-use super::recipe::{Kept, Recipe};
+use super::recipe::{Kept, Recipe, only_on_cpu};
 use super::sgd::Momentum;
 use super::slots::{Slots, Slotted};
 use super::{GroupOptions, Optimizer, Parameters, check_setting};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::ffi::muon::{Options, Others};
+use crate::ffi::mixed::{Adam, Rounding};
+use crate::ffi::muon::Options;
 use crate::ffi::optim::Moving;
 use crate::state::Named;
 
@@ -78,7 +79,8 @@ pub struct MuonConfig {
     pub coefficients: (f64, f64, f64),
     /// The least norm a momentum is divided by; 1e-7.
     pub epsilon: f64,
-    /// Settings of all other parameters, learning rate and weight decay among them.
+    /// Settings of all other parameters, learning rate and weight decay among them; its
+    /// stochastic rounding is that of the matrices too.
     pub others: AdamWConfig,
 }
 
@@ -250,7 +252,7 @@ impl Recipe for MuonRecipe {
     }
 
     fn check(&self, parameter: &Named) -> Result<()> {
-        only_on_the_cpu(&self.name(), parameter)
+        only_on_cpu(&self.name(), "an update", parameter)
     }
 
     fn ready(&self, moving: &[Moving<'_>], divisor: f64) -> Result<()> {
@@ -275,12 +277,13 @@ impl Recipe for MuonRecipe {
             epsilon: config.epsilon,
             divisor,
             steps: config.steps.try_into().unwrap_or_default(),
+            mixed: (config.others.moments.is_some() || config.others.stochastic_rounding.is_some()).into(),
             nesterov: (config.kind == Momentum::Nesterov).into(),
             match_adam: (config.scale == Scale::MatchAdamW).into(),
         };
-        let AdamWConfig { betas, epsilon, decay, .. } = config.others;
-        let others = Others { betas, epsilon, decoupled: decay == Decay::Decoupled };
-        ffi::muon::step(&options, others, moving)
+        let AdamWConfig { betas, epsilon, decay, stochastic_rounding, .. } = config.others;
+        let others = Adam { betas, epsilon, decoupled: decay == Decay::Decoupled };
+        ffi::muon::step(&options, others, Rounding::of(stochastic_rounding), moving)
     }
 }
 

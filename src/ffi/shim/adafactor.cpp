@@ -93,8 +93,9 @@ class Update {
  public:
   using Number = Wide<Element>;
 
-  Update(const Taken &taken, const mf_adafactor &options, char *scratch)
-      : taken_(taken), options_(options), cut_(taken.parameter), weights_(taken.parameter),
+  Update(
+      const Taken &taken, const mf_adafactor &options, const mf_rounding &rounding, char *scratch)
+      : taken_(taken), options_(options), rounding_(rounding), cut_(taken.parameter), weights_(taken.parameter),
         grads_(taken.grad), divide_(options.divisor),
         found_(reinterpret_cast<Found *>(scratch)),
         columns_(reinterpret_cast<Number *>(scratch + cut_.tasks * sizeof(Found))) {
@@ -228,7 +229,7 @@ class Update {
     double clip = 1 / std::max(1.0, std::sqrt(all.update / numel) / options_.clip);
     double shrink = 1 - lr * taken_.moving->weight_decay;
     return {divide_, Number(1), Number(clip), Number(rate), Number(shrink), Number(options_.beta1),
-            Number(1 - options_.beta1)};
+            Number(1 - options_.beta1), {}};
   }
 
   void move(int64_t task, Step<Number> step) {
@@ -238,6 +239,7 @@ class Update {
       each_part(stretch, [&](int64_t row, int64_t col, int64_t n) {
         const Element *g = grad.of(grads_, row, col, n);
         Element *w = weight.of(weights_, row, col, n);
+        step.round = memfit::rounder_of(*taken_.moving, rounding_, row * cut_.cols + col);
         Number *m = momentum_ == nullptr ? nullptr : momentum_ + row * cut_.cols + col;
         if (cut_.factored) {
           step.row = row_factor(row);
@@ -252,6 +254,7 @@ class Update {
 
   const Taken &taken_;
   const mf_adafactor &options_;
+  const mf_rounding &rounding_;
   Cut cut_;
   Rows<Element> weights_, grads_;
   Divisor<Number> divide_;
@@ -274,12 +277,13 @@ void check(const Taken &taken, const mf_adafactor &options) {
   if (options.beta1 != 0) memfit::check_state(taken, state[parameter.dim() > 1 ? 2 : 1], numel);
 }
 
-void move(const Taken &taken, const mf_adafactor &options, char *scratch) {
+void move(
+    const Taken &taken, const mf_adafactor &options, const mf_rounding &rounding, char *scratch) {
   switch (taken.parameter.scalar_type()) {
-    case at::kFloat: return Update<float>(taken, options, scratch).run();
-    case at::kDouble: return Update<double>(taken, options, scratch).run();
-    case at::kBFloat16: return Update<c10::BFloat16>(taken, options, scratch).run();
-    case at::kHalf: return Update<c10::Half>(taken, options, scratch).run();
+    case at::kFloat: return Update<float>(taken, options, rounding, scratch).run();
+    case at::kDouble: return Update<double>(taken, options, rounding, scratch).run();
+    case at::kBFloat16: return Update<c10::BFloat16>(taken, options, rounding, scratch).run();
+    case at::kHalf: return Update<c10::Half>(taken, options, rounding, scratch).run();
     default: TORCH_CHECK(false, "memfit: Adafactor moves Float, Double, BFloat16 and Half");
   }
 }
@@ -287,7 +291,8 @@ void move(const Taken &taken, const mf_adafactor &options, char *scratch) {
 }  // namespace
 
 int mf_adafactor_step(
-    mf_moving *moving, size_t count, const mf_adafactor *options, size_t *moved) noexcept {
+    mf_moving *moving, size_t count, const mf_adafactor *options, const mf_rounding *rounding,
+    size_t *moved) noexcept {
   return memfit::guarded([&] {
     *moved = 0;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -302,7 +307,7 @@ int mf_adafactor_step(
     char *scratch = static_cast<char *>(memory.data_ptr());
     try {
       for (const Taken &taken : all) {
-        if (taken.parameter.numel() > 0) move(taken, *options, scratch);
+        if (taken.parameter.numel() > 0) move(taken, *options, *rounding, scratch);
         memfit::count_moved(taken, moved);
       }
     } catch (...) {

@@ -22,6 +22,7 @@ struct Step {
   Number rate;    // of the parameter's size
   Number shrink;  // of the parameter
   Number beta1, rise1;
+  Rounder round;
 };
 
 // squares_of adds a row's squares to those of its columns, and tells the sums of the

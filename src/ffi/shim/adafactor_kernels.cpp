@@ -49,9 +49,6 @@ MEMFIT_INLINE double updates(
   return sum;
 }
 
-MEMFIT_INLINE double root_of(double value) { return __builtin_sqrt(value); }
-MEMFIT_INLINE float root_of(float value) { return __builtin_sqrtf(value); }
-
 // A vector's second moment, and the update's and the parameter's squares.
 template <class Element, class Number>
 MEMFIT_INLINE Found moment(
@@ -67,30 +64,36 @@ MEMFIT_INLINE Found moment(
   return {update, weight};
 }
 
-template <bool kMomentum, class Element, class Number>
-MEMFIT_INLINE void apply_one(Element *w, Number update, Number *m, const Step<Number> &k) {
+template <bool kMomentum, bool kRandom, class Element, class Number>
+MEMFIT_INLINE void apply_one(
+    Element *w, Number update, Number *m, int64_t i, const Step<Number> &k) {
   update *= k.clip;
-  if (kMomentum) *m = update = *m * k.beta1 + update * k.rise1;
-  round_to(w, Number(widen(*w)) * k.shrink - k.rate * update);
+  if (kMomentum) m[i] = update = m[i] * k.beta1 + update * k.rise1;
+  Number moved = Number(widen(w[i])) * k.shrink - k.rate * update;
+  if (kRandom) {
+    narrow(w + i, moved, random_of(k.round.draw, k.round.index + uint32_t(i)));
+  } else {
+    narrow(w + i, moved);
+  }
 }
 
-template <bool kMomentum, class Element, class Number>
+template <bool kMomentum, bool kRandom, class Element, class Number>
 MEMFIT_INLINE void apply(
     Element *__restrict w, const Element *__restrict g, const Number *__restrict column,
     Number *__restrict m, int64_t n, const Step<Number> &k) {
   for (int64_t i = 0; i < n; ++i) {
     Number update = k.divide(Number(widen(g[i]))) * k.row * column[i];
-    apply_one<kMomentum>(w + i, update, kMomentum ? m + i : m, k);
+    apply_one<kMomentum, kRandom>(w, update, m, i, k);
   }
 }
 
-template <bool kMomentum, class Element, class Number>
+template <bool kMomentum, bool kRandom, class Element, class Number>
 MEMFIT_INLINE void apply_vector(
     Element *__restrict w, const Element *__restrict g, const Number *__restrict v,
     Number *__restrict m, int64_t n, const Step<Number> &k) {
   for (int64_t i = 0; i < n; ++i) {
     Number update = k.divide(Number(widen(g[i]))) / root_of(v[i]);
-    apply_one<kMomentum>(w + i, update, kMomentum ? m + i : m, k);
+    apply_one<kMomentum, kRandom>(w, update, m, i, k);
   }
 }
 
@@ -114,12 +117,18 @@ MEMFIT_INLINE void apply_vector(
   MEMFIT_CLONES void apply_of(                                                                   \
       Element *w, const Element *g, const Number *c, Number *m, int64_t n,                       \
       const Step<Number> &k) {                                                                   \
-    m == nullptr ? apply<false>(w, g, c, m, n, k) : apply<true>(w, g, c, m, n, k);               \
+    if (m != nullptr && k.round.random) return apply<true, true>(w, g, c, m, n, k);              \
+    if (m != nullptr) return apply<true, false>(w, g, c, m, n, k);                               \
+    if (k.round.random) return apply<false, true>(w, g, c, m, n, k);                             \
+    apply<false, false>(w, g, c, m, n, k);                                                       \
   }                                                                                              \
   MEMFIT_CLONES void apply_vector_of(                                                            \
       Element *w, const Element *g, const Number *v, Number *m, int64_t n,                       \
       const Step<Number> &k) {                                                                   \
-    m == nullptr ? apply_vector<false>(w, g, v, m, n, k) : apply_vector<true>(w, g, v, m, n, k); \
+    if (m != nullptr && k.round.random) return apply_vector<true, true>(w, g, v, m, n, k);       \
+    if (m != nullptr) return apply_vector<true, false>(w, g, v, m, n, k);                        \
+    if (k.round.random) return apply_vector<false, true>(w, g, v, m, n, k);                      \
+    apply_vector<false, false>(w, g, v, m, n, k);                                                \
   }
 MEMFIT_KERNELS(float, float)
 MEMFIT_KERNELS(double, double)

@@ -311,6 +311,7 @@ void mf_quantise(
 void mf_dequantise(
     const uint8_t *codes, const float *scales, size_t count, int with_sign,
     float *numbers) noexcept;
+
 // ---- gradients that join a momentum (accumulate.cpp) --------------------------------------
 // Both run on this thread and libtorch's worker threads, below autograd, take any strides and
 // no memory, bump the version of what they write. All handles are borrowed.
@@ -323,6 +324,7 @@ int mf_momentum_join(
     mf_tensor parameter, mf_tensor grad, mf_tensor momentum, const mf_join *options) noexcept;
 // parameter -= lr * momentum. Clears the autocast cache.
 int mf_momentum_move(mf_tensor parameter, mf_tensor momentum, double lr) noexcept;
+
 // ---- optimizers of matrices (adafactor.cpp, muon.cpp) ---------------------------------------
 // As those above: all is checked and allocated before the first parameter moves. On the CPU
 // only; gradients of any strides.
@@ -338,12 +340,14 @@ struct mf_adafactor {
 // the mean squares of rows [.., r, 1] and columns [.., 1, c], of a vector those of its
 // elements; then the momentum of its shape where beta1 is not 0.
 int mf_adafactor_step(
-    mf_moving *moving, size_t count, const mf_adafactor *options, size_t *moved) noexcept;
+    mf_moving *moving, size_t count, const mf_adafactor *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
 
 struct mf_muon {
   double momentum, a, b, c, epsilon, divisor;
   int steps;       // of the Newton-Schulz iteration
   int nesterov;
+  int mixed;       // the others by mf_adam_mixed_step instead of mf_adam_step
   int match_adam;  // scale: 1 0.2 sqrt(max(r, c)), 0 sqrt(max(1, r / c))
 };
 // An entry with one state, the momentum, contiguous, fp64 for fp64 and fp32 otherwise, is a
@@ -352,7 +356,7 @@ struct mf_muon {
 // used up: it holds the update when this returns.
 int mf_muon_step(
     mf_moving *moving, size_t count, const mf_muon *options, const mf_adam *others,
-    size_t *moved) noexcept;
+    const mf_rounding *rounding, size_t *moved) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its

@@ -1,6 +1,7 @@
 // Adam and SGD in one pass over memory. Plain loops: the compiler makes vectors of them.
 #include "moments.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "adam.h"
@@ -66,11 +67,11 @@ MEMFIT_INLINE void plain(
 #define MEMFIT_KERNELS(Element, Number)                                                        \
   MEMFIT_CLONES void adamw_of(                                                                 \
       Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<Number> &k) { \
-    memfit::adam<true>(p, g, m, v, n, k);                                                              \
+    memfit::adam<true>(p, g, m, v, n, k);                                                      \
   }                                                                                            \
   MEMFIT_CLONES void adam_of(                                                                  \
       Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<Number> &k) { \
-    memfit::adam<false>(p, g, m, v, n, k);                                                             \
+    memfit::adam<false>(p, g, m, v, n, k);                                                     \
   }                                                                                            \
   MEMFIT_CLONES void sgd_of(                                                                   \
       Element *p, const Element *g, Element *m, int64_t n, const Sgd<Number> &k) {             \
@@ -81,9 +82,81 @@ MEMFIT_INLINE void plain(
   }
 MEMFIT_KERNELS(float, float)
 MEMFIT_KERNELS(double, double)
-MEMFIT_KERNELS(c10::BFloat16, float)
-MEMFIT_KERNELS(c10::Half, float)
 #undef MEMFIT_KERNELS
+
+// Numbers of half-precision elements, a row at a time: loops that change the width are kept
+// apart from those that compute, or the compiler makes no vectors of either.
+constexpr int64_t kRow = 1024;
+
+template <class Element>
+class Row {
+ public:
+  MEMFIT_INLINE Row(const Element *from, int64_t length) {
+    for (int64_t i = 0; i < length; ++i) numbers_[i] = widen(from[i]);
+  }
+  MEMFIT_INLINE void put(Element *to, int64_t length) const {
+    for (int64_t i = 0; i < length; ++i) narrow(to + i, numbers_[i]);
+  }
+  MEMFIT_INLINE float *data() { return numbers_; }
+
+ private:
+  alignas(64) float numbers_[kRow];
+};
+
+template <bool kDecoupled, class Element>
+MEMFIT_INLINE void adam_rows(
+    Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow, m += kRow, v += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some), first(m, some), second(v, some);
+    memfit::adam<kDecoupled>(weight.data(), slope.data(), first.data(), second.data(), some, k);
+    weight.put(p, some);
+    first.put(m, some);
+    second.put(v, some);
+  }
+}
+
+template <class Element>
+MEMFIT_INLINE void sgd_rows(
+    Element *p, const Element *g, Element *m, int64_t n, const Sgd<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow, m += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some), momentum(m, some);
+    sgd(weight.data(), slope.data(), momentum.data(), some, k);
+    weight.put(p, some);
+    momentum.put(m, some);
+  }
+}
+
+template <class Element>
+MEMFIT_INLINE void plain_rows(Element *p, const Element *g, int64_t n, const Sgd<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some);
+    plain(weight.data(), slope.data(), some, k);
+    weight.put(p, some);
+  }
+}
+
+#define MEMFIT_ROWS(Element)                                                                   \
+  MEMFIT_CLONES void adamw_of(                                                                 \
+      Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) { \
+    adam_rows<true>(p, g, m, v, n, k);                                                         \
+  }                                                                                            \
+  MEMFIT_CLONES void adam_of(                                                                  \
+      Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) { \
+    adam_rows<false>(p, g, m, v, n, k);                                                        \
+  }                                                                                            \
+  MEMFIT_CLONES void sgd_of(                                                                   \
+      Element *p, const Element *g, Element *m, int64_t n, const Sgd<float> &k) {              \
+    sgd_rows(p, g, m, n, k);                                                                   \
+  }                                                                                            \
+  MEMFIT_CLONES void plain_of(Element *p, const Element *g, int64_t n, const Sgd<float> &k) {  \
+    plain_rows(p, g, n, k);                                                                    \
+  }
+MEMFIT_ROWS(c10::BFloat16)
+MEMFIT_ROWS(c10::Half)
+#undef MEMFIT_ROWS
 
 struct Chunk {
   size_t tensor;

@@ -10,6 +10,7 @@
 
 #include "lanes.h"
 #include "memfit.h"
+#include "numbers.h"
 
 namespace memfit {
 
@@ -69,8 +70,6 @@ inline void count_moved(const Taken &taken, size_t *moved) {
 template <class Element>
 using Wide = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
-MEMFIT_INLINE double widen(double value) { return value; }
-
 MEMFIT_INLINE Double16 load(const double *from) {
   Double16 lanes;
   std::memcpy(&lanes, from, sizeof lanes);
@@ -103,15 +102,18 @@ MEMFIT_INLINE double sum_of(const Lanes &lanes) {
   return sum;
 }
 
-MEMFIT_INLINE void round_to(double *to, double value) { *to = value; }
-MEMFIT_INLINE void round_to(float *to, float value) { *to = value; }
-MEMFIT_INLINE void round_to(c10::Half *to, float value) { *to = value; }
-// To nearest, ties to even, without a branch; a NaN stays one.
-MEMFIT_INLINE void round_to(c10::BFloat16 *to, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  to->x = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+// How elements of a part of a parameter are rounded; `index` is that of the first.
+struct Rounder {
+  bool random = false;
+  Draw draw{0, 0};
+  uint32_t index = 0;
+};
+
+inline Rounder rounder_of(const mf_moving &moving, const mf_rounding &rounding, int64_t start) {
+  if (!rounding.weights) return {};
+  auto index = static_cast<uint64_t>(start);
+  Draw draw = draw_of(rounding.seed, moving.key, moving.count, 0, index >> 32);
+  return {true, draw, static_cast<uint32_t>(index)};
 }
 
 // A strided tensor as rows along its last dimension, in the order of its elements.

@@ -28,7 +28,10 @@ using memfit::Taken;
 using memfit::Wide;
 using memfit::kPart;
 using memfit::load;
-using memfit::round_to;
+using memfit::narrow;
+using memfit::random_of;
+using memfit::Rounder;
+using memfit::rounder_of;
 using memfit::store;
 using memfit::sum_of;
 using memfit::widen;
@@ -146,8 +149,16 @@ MEMFIT_INLINE void multiply(Number *x, int64_t n, Number by) {
 
 template <class Element, class Number>
 MEMFIT_INLINE void apply(
-    Element *__restrict w, const Number *__restrict x, int64_t n, Number shrink, Number step) {
-  for (int64_t i = 0; i < n; ++i) round_to(w + i, Number(widen(w[i])) * shrink - step * x[i]);
+    Element *__restrict w, const Number *__restrict x, int64_t n, Number shrink, Number step,
+    const Rounder &round) {
+  if (round.random) {
+    for (int64_t i = 0; i < n; ++i) {
+      Number moved = Number(widen(w[i])) * shrink - step * x[i];
+      narrow(w + i, moved, random_of(round.draw, round.index + uint32_t(i)));
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) narrow(w + i, Number(widen(w[i])) * shrink - step * x[i]);
 }
 
 // A function must be no template to be compiled for several instruction sets.
@@ -161,8 +172,9 @@ MEMFIT_BLEND(double)
 #undef MEMFIT_BLEND
 #define MEMFIT_APPLY(Element, Number)                                              \
   MEMFIT_CLONES void apply_of(                                                     \
-      Element *w, const Number *x, int64_t n, Number shrink, Number step) {        \
-    apply(w, x, n, shrink, step);                                                  \
+      Element *w, const Number *x, int64_t n, Number shrink, Number step,          \
+      const Rounder &round) {                                                      \
+    apply(w, x, n, shrink, step, round);                                           \
   }
 MEMFIT_APPLY(float, float)
 MEMFIT_APPLY(double, double)
@@ -248,7 +260,8 @@ void start(const Matrix &matrix, const at::Tensor &x, double *sums, const mf_muo
 }
 
 template <class Element>
-void finish(const Matrix &matrix, const at::Tensor &x, double step) {
+void finish(
+    const Matrix &matrix, const at::Tensor &x, double step, const mf_rounding &rounding) {
   using Number = Wide<Element>;
   const mf_moving &moving = *matrix.taken.moving;
   const at::Tensor &parameter = matrix.taken.parameter;
@@ -259,7 +272,8 @@ void finish(const Matrix &matrix, const at::Tensor &x, double step) {
     int64_t numel = parameter.numel();
     return each(matrix.chunks(), [&](int64_t i) {
       int64_t from = i * kChunk;
-      apply_of(w + from, update + from, std::min(kChunk, numel - from), shrink, by);
+      apply_of(w + from, update + from, std::min(kChunk, numel - from), shrink, by,
+               rounder_of(moving, rounding, from));
     });
   }
   Rows<Element> rows(parameter);
@@ -267,18 +281,21 @@ void finish(const Matrix &matrix, const at::Tensor &x, double step) {
     Part<Element> part;
     for (int64_t col = 0; col < rows.cols; col += kPart) {
       int64_t n = std::min(kPart, rows.cols - col);
-      apply_of(part.of(rows, row, col, n), update + row * rows.cols + col, n, shrink, by);
+      int64_t from = row * rows.cols + col;
+      apply_of(part.of(rows, row, col, n), update + from, n, shrink, by,
+               rounder_of(moving, rounding, from));
       part.put_back();
     }
   });
 }
 
-void finish(const Matrix &matrix, const at::Tensor &x, double step) {
+void finish(
+    const Matrix &matrix, const at::Tensor &x, double step, const mf_rounding &rounding) {
   switch (matrix.taken.parameter.scalar_type()) {
-    case at::kFloat: return finish<float>(matrix, x, step);
-    case at::kDouble: return finish<double>(matrix, x, step);
-    case at::kBFloat16: return finish<c10::BFloat16>(matrix, x, step);
-    case at::kHalf: return finish<c10::Half>(matrix, x, step);
+    case at::kFloat: return finish<float>(matrix, x, step, rounding);
+    case at::kDouble: return finish<double>(matrix, x, step, rounding);
+    case at::kBFloat16: return finish<c10::BFloat16>(matrix, x, step, rounding);
+    case at::kHalf: return finish<c10::Half>(matrix, x, step, rounding);
     default: TORCH_CHECK(false, "memfit: Muon moves Float, Double, BFloat16 and Half");
   }
 }
@@ -289,7 +306,8 @@ double scale_of(const Matrix &matrix, const mf_muon &options) {
                             : std::sqrt(std::max(1.0, tall / wide));
 }
 
-void move(const Matrix &matrix, Memory memory, const mf_muon &options) {
+void move(
+    const Matrix &matrix, Memory memory, const mf_muon &options, const mf_rounding &rounding) {
   double *sums = memory.sums(matrix.chunks());
   at::Tensor x;
   if (matrix.uses_up) {
@@ -309,7 +327,7 @@ void move(const Matrix &matrix, Memory memory, const mf_muon &options) {
   if (matrix.formed) on.polynomial = memory.tensor(matrix, {matrix.rows, matrix.rows});
   on.lanes = memory.tensor(matrix, {matrix.lanes, matrix.lane()});
   for (int i = 0; i < options.steps; ++i) iterate(matrix, on, options);
-  finish(matrix, x, matrix.taken.moving->lr * scale_of(matrix, options));
+  finish(matrix, x, matrix.taken.moving->lr * scale_of(matrix, options), rounding);
   if (matrix.uses_up) matrix.taken.grad.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -327,7 +345,7 @@ std::vector<Matrix> matrices_of(std::vector<mf_moving> &moving) {
 
 int mf_muon_step(
     mf_moving *moving, size_t count, const mf_muon *options, const mf_adam *others,
-    size_t *moved) noexcept {
+    const mf_rounding *rounding, size_t *moved) noexcept {
   return memfit::guarded([&] {
     *moved = 0;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -347,12 +365,15 @@ int mf_muon_step(
         moving[places[list][i]].count = lists[list][i].count;
       }
     };
-    int status = mf_adam_step(lists[1].data(), lists[1].size(), others, moved);
+    mf_moving *adams = lists[1].data();
+    size_t many = lists[1].size();
+    int status = options->mixed ? mf_adam_mixed_step(adams, many, others, rounding, moved)
+                                : mf_adam_step(adams, many, others, moved);
     told(1);
     if (status != 0) throw std::runtime_error(mf_last_error());
     try {
       for (const Matrix &matrix : matrices) {
-        if (matrix.rows > 0) move(matrix, {static_cast<char *>(scratch.data_ptr())}, *options);
+        if (matrix.rows > 0) move(matrix, {static_cast<char *>(scratch.data_ptr())}, *options, *rounding);
         memfit::count_moved(matrix.taken, moved);
       }
     } catch (...) {

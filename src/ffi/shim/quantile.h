@@ -65,31 +65,52 @@ struct Book {
 template <bool kSigned>
 constexpr Book<kSigned> kBook{};
 
-// The code whose value is nearest to a number in units of its block's scale, of two that are
-// equally near the one further from zero. A positive number of the unsigned map is never
+// Eight, since a compiler makes no comparison of vectors wider than the machine has.
+typedef float Float8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+
+template <class To, class From>
+MEMFIT_INLINE To as_bits(const From &from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+MEMFIT_INLINE Float8 lanes_at(const float *numbers) {
+  Float8 lanes;
+  std::memcpy(&lanes, numbers, sizeof lanes);
+  return lanes;
+}
+
+// The codes whose values are nearest to numbers in units of their block's scale, of two that
+// are equally near the one further from zero. A positive number of the unsigned map is never
 // coded as 0, also where its ratio to the scale is: a second moment of zero would let its
 // element's step explode.
 template <bool kSigned>
-MEMFIT_INLINE int32_t code_of(float unscaled, float number) {
+MEMFIT_INLINE Ints8 codes_of(const Float8 &unscaled, const Float8 &numbers) {
   constexpr const Map<kSigned> &map = kMap<kSigned>;
-  float size = number < 0 ? -number : number;
-  float slope = map.slope[0], parts = map.parts[0];
+  const Float8 none = {};
+  Float8 sizes = as_bits<Float8>(as_bits<Ints8>(numbers) & 0x7fffffff);
+  Float8 slope = none + map.slope[0], parts = none + map.parts[0];
   for (int i = 1; i < kDecades; ++i) {
-    slope = size >= map.start[i] ? map.slope[i] : slope;
-    parts = size >= map.start[i] ? map.parts[i] : parts;
+    Ints8 above = sizes >= map.start[i];
+    slope = above ? none + map.slope[i] : slope;
+    parts = above ? none + map.parts[i] : parts;
   }
-  float place = size * slope + parts * static_cast<float>(8. / 9.);
+  Float8 place = sizes * slope + parts * static_cast<float>(8. / 9.);
   place = place > parts ? place : parts;
-  float last = parts + parts - 0.5f;
+  Float8 last = parts + parts - 0.5f;
   place = place < last ? place : last;
-  int32_t code = static_cast<int32_t>(place);
+  Ints8 codes = __builtin_convertvector(place, Ints8);
+  Ints8 full = numbers >= map.one;
   if constexpr (kSigned) {
-    code = number >= map.one ? 128 : code;
-    code = size >= static_cast<float>(Map<true>::middle(0, 0) / 2) ? code : 0;
-    return number < 0 ? 127 - code : 127 + code;
+    // A mask is -1 where it holds.
+    codes = (codes - full) & (sizes >= static_cast<float>(Map<true>::middle(0, 0) / 2));
+    Ints8 negative = numbers < none;
+    return ((codes ^ negative) - negative) + 127;
   }
-  code = number >= map.one ? 255 : code - 1;
-  return unscaled > 0 ? code : 0;
+  return (codes - 1 - full) & (unscaled > none);
 }
 
 // At most a block. A number that is not finite makes the block NaN.
@@ -107,9 +128,19 @@ MEMFIT_INLINE void encode(
   // The inverse of a tiny scale would not be finite.
   float lift = largest < 0x1p-62f ? 0x1p64f : 1.f;
   float inverse = most == 0 ? 0.f : 1 / (largest * lift);
-  for (int64_t i = 0; i < length; ++i) {
-    codes[i] = static_cast<uint8_t>(code_of<kSigned>(numbers[i], numbers[i] * lift * inverse));
+  alignas(64) int32_t wide[kBlock];
+  int64_t i = 0;
+  auto some = [&](const Float8 &lanes) {
+    Ints8 found = codes_of<kSigned>(lanes, lanes * lift * inverse);
+    std::memcpy(wide + i, &found, sizeof found);
+  };
+  for (; i + 8 <= length; i += 8) some(lanes_at(numbers + i));
+  if (i < length) {
+    float rest[8] = {};
+    std::memcpy(rest, numbers + i, static_cast<size_t>(length - i) * sizeof(float));
+    some(lanes_at(rest));
   }
+  for (i = 0; i < length; ++i) codes[i] = static_cast<uint8_t>(wide[i]);
 }
 
 template <bool kSigned>
