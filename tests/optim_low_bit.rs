@@ -13,7 +13,7 @@ use support::{difference, serial, set_grad, values};
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 fn leaf(values: &Tensor, kind: Kind) -> Tensor {
-    values.to_kind(kind).set_requires_grad(true)
+    values.copy().to_kind(kind).set_requires_grad(true)
 }
 
 /// Twenty gradients that change slowly, as in training, with sizes over several decades.
@@ -63,7 +63,8 @@ fn lion_follows_the_papers_loop() {
             m = &m * 0.99 + &g * 0.01;
         }
         // A sign of a sum that rounds to zero may differ where the sum is tiny: none does here.
-        assert!(difference(&w.detach(), &wanted) < bound, "{kind:?}");
+        let off = difference(&w.detach(), &wanted);
+        assert!(off < bound, "{kind:?}: {off}");
         assert_eq!(optimizer.steps(), 20);
     }
 }
@@ -95,7 +96,8 @@ fn fp32_moments_make_of_bf16_weights_what_the_loop_makes() {
     let found = w.detach().to_kind(Kind::Double);
     // Half a unit in the last of 8 bits, and what fp32 rounds.
     let bound: Tensor = wanted.abs() * (2f64.powi(-8) + 1e-6) + 1e-6;
-    assert_eq!((found - wanted).abs().le_tensor(&bound).all().int64_value(&[]), 1);
+    let excess = ((found - wanted).abs() - bound).max().double_value(&[]);
+    assert!(excess <= 0.0, "{excess}");
     let moments = optimizer.state_of(0, 0).iter().map(|state| state.kind()).collect::<Vec<_>>();
     assert_eq!(moments, [Kind::Float, Kind::Float]);
     // Many steps: the second moment is the loop's, though the weights are rounded.
@@ -197,7 +199,7 @@ fn random_bits_differ_by_seed_step_parameter_and_element_and_repeat() {
         }
         for _ in 0..steps {
             for w in &all {
-                memfit::tch::no_grad(|| w.shallow_clone().fill_(1.0));
+                let _ = memfit::tch::no_grad(|| w.shallow_clone().fill_(1.0));
             }
             optimizer.step(&Update::plain()).unwrap();
         }
@@ -311,7 +313,8 @@ fn an_8_bit_step_is_adamws_from_moments_a_code_away() {
     // The first step starts from moments that are exactly zero: it is AdamW's.
     run(&mut optimizer, &w, &gradients[..1]);
     let wanted = adamw_by_hand(&start, &gradients[..1], 0.01, 0.01);
-    assert!(difference(&w.detach(), &wanted) < 1e-6);
+    let off = difference(&w.detach(), &wanted);
+    assert!(off < 1e-6, "{off}");
     // Later ones: weights have gone nearly as far in nearly the same direction.
     run(&mut optimizer, &w, &gradients[1..]);
     let wanted = adamw_by_hand(&start, &gradients, 0.01, 0.01) - &start;

@@ -113,6 +113,14 @@ MEMFIT_INLINE Ints8 codes_of(const Float8 &unscaled, const Float8 &numbers) {
   return (codes - 1 - full) & (unscaled > none);
 }
 
+// Of eight numbers. Not a lambda, which would be compiled for the oldest machine only.
+template <bool kSigned>
+MEMFIT_INLINE void put_codes(const float *numbers, float lift, float inverse, int32_t *codes) {
+  Float8 lanes = lanes_at(numbers);
+  Ints8 found = codes_of<kSigned>(lanes, lanes * lift * inverse);
+  std::memcpy(codes, &found, sizeof found);
+}
+
 // At most a block. A number that is not finite makes the block NaN.
 template <bool kSigned>
 MEMFIT_INLINE void encode(
@@ -129,18 +137,16 @@ MEMFIT_INLINE void encode(
   float lift = largest < 0x1p-62f ? 0x1p64f : 1.f;
   float inverse = most == 0 ? 0.f : 1 / (largest * lift);
   alignas(64) int32_t wide[kBlock];
-  int64_t i = 0;
-  auto some = [&](const Float8 &lanes) {
-    Ints8 found = codes_of<kSigned>(lanes, lanes * lift * inverse);
-    std::memcpy(wide + i, &found, sizeof found);
-  };
-  for (; i + 8 <= length; i += 8) some(lanes_at(numbers + i));
-  if (i < length) {
-    float rest[8] = {};
-    std::memcpy(rest, numbers + i, static_cast<size_t>(length - i) * sizeof(float));
-    some(lanes_at(rest));
+  int64_t whole = length - length % 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    put_codes<kSigned>(numbers + i, lift, inverse, wide + i);
   }
-  for (i = 0; i < length; ++i) codes[i] = static_cast<uint8_t>(wide[i]);
+  if (whole < length) {
+    float rest[8] = {};
+    std::memcpy(rest, numbers + whole, static_cast<size_t>(length - whole) * sizeof(float));
+    put_codes<kSigned>(rest, lift, inverse, wide + whole);
+  }
+  for (int64_t i = 0; i < length; ++i) codes[i] = static_cast<uint8_t>(wide[i]);
 }
 
 template <bool kSigned>
