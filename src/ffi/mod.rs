@@ -3,6 +3,7 @@
 //! Only safe functions leave this room. Each submodule mirrors one `.cpp` file.
 #![allow(unsafe_code)]
 
+pub(crate) mod accumulate;
 pub(crate) mod adamw8bit;
 pub(crate) mod autocast;
 pub(crate) mod bytes;

@@ -2,9 +2,11 @@ use std::fmt::Debug;
 
 use tch::{Device, Kind, Tensor};
 
+use super::{Accumulates, Share, unsupported};
 use crate::error::{Error, Result};
 use crate::ffi::optim::Moving;
 use crate::state::{Named, StateVisitor};
+use crate::step::Update;
 
 /// What makes one optimizer differ from another: which state it keeps and how it moves.
 ///
@@ -34,6 +36,29 @@ pub trait Recipe: Debug + Send {
     /// # Errors
     /// Before the first parameter moved: any error. After: `Error::Poisoned`.
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()>;
+
+    /// Where it can add up a window's gradients.
+    fn accumulates(&self) -> Accumulates {
+        Accumulates::Nowhere
+    }
+
+    /// Lets a gradient join a parameter's state.
+    ///
+    /// # Errors
+    /// By default always; where [`Recipe::accumulates`] is `InState`, those of the kernel.
+    fn accumulate(&self, one: &mut Moving<'_>, update: &Update, share: Share) -> Result<()> {
+        let _ = (one, update, share);
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
+
+    /// Moves a parameter by the gradients that joined its state, and counts its step.
+    ///
+    /// # Errors
+    /// As [`Recipe::accumulate`].
+    fn step_accumulated(&self, one: &mut Moving<'_>) -> Result<()> {
+        let _ = one;
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
 
     /// Whether the state tensors of a parameter must be equal in layout to be loaded: names
     /// what else must be, as in a block size.

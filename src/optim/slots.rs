@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use tch::{Kind, Tensor};
 
 use super::recipe::{Kept, Recipe};
-use super::{GroupOptions, Optimizer, ParamGroup, Parameters};
+use super::{Accumulates, GroupOptions, Optimizer, ParamGroup, Parameters, Share};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::optim::Moving;
@@ -58,6 +58,24 @@ impl<T: Slotted> Optimizer for T {
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
         self.slots_mut().step_one(group, index, update.divisor)
+    }
+
+    fn steps_parameters(&self) -> bool {
+        true
+    }
+
+    fn accumulates(&self) -> Accumulates {
+        self.slots().recipe.accumulates()
+    }
+
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.accumulate(&mut one, update, share)
+    }
+
+    fn step_accumulated(&mut self, group: usize, index: usize, _: &Update) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.step_accumulated(&mut one)
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
@@ -198,6 +216,12 @@ impl<R: Recipe> Slots<R> {
 
     /// Moves one parameter.
     fn step_one(&mut self, group: usize, index: usize, divisor: f64) -> Result<()> {
+        let (recipe, one) = self.one(group, index)?;
+        recipe.step(&mut [one], divisor)
+    }
+
+    /// One parameter with its state, and how it moves.
+    fn one(&mut self, group: usize, index: usize) -> Result<(&R, Moving<'_>)> {
         let place = Place { group, index };
         let found = self.groups.get(group).and_then(|group| Some((group, group.parameters().get(index)?)));
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
@@ -205,7 +229,7 @@ impl<R: Recipe> Slots<R> {
             let problem = format!("no parameter {index} in group {group}");
             return Err(Error::config("step_parameter", problem));
         };
-        self.recipe.step(&mut [slot.moving(group, parameter, place)], divisor)
+        Ok((&self.recipe, slot.moving(group, parameter, place)))
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {

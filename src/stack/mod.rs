@@ -3,6 +3,7 @@
 
 mod builder;
 mod failure;
+mod finals;
 mod phases;
 mod report;
 mod start;
@@ -26,6 +27,7 @@ use crate::saved::Registration;
 use crate::state::Named;
 use crate::step::{Position, Preparation, Strategy};
 
+use finals::Finals;
 use start::Start;
 use window::Open;
 use windows::Clock;
@@ -74,6 +76,7 @@ pub struct Stack {
     health: Health,
     state_bytes: u64,
     warned_of_batch_norm: bool,
+    finals: Finals,
     registration: Registration,
 }
 

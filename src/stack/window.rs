@@ -2,11 +2,14 @@
 
 use tch::Tensor;
 
+use super::finals::{Event, gradient_use};
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::PeakScope;
-use crate::step::{Backward, InsideStep, Loss, MicroBatch, Mode, StepOutcome, WindowRule};
+use crate::step::{
+    Backward, GradientUse, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Update, WindowRule,
+};
 
 /// A window that has begun.
 #[derive(Debug)]
@@ -88,6 +91,14 @@ impl Stack {
         self.window_start.remember(&self.model.buffers)?;
         let peak = PeakScope::new(self.model.device)?;
         let rule = self.rule();
+        let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
+        if wanted.changes_in_backward() {
+            // Not in a hook: parameters look frozen while an offload allocates.
+            self.optimizer.allocate()?;
+        }
+        if wanted != GradientUse::AtUpdate {
+            self.finals.begin(self.optimizer.as_ref())?;
+        }
         self.open = Some(Open::new(rule, peak));
         Ok(())
     }
@@ -125,6 +136,16 @@ impl Stack {
             open.first_weight = weight;
         }
         let seed = loss.seed(open.first_weight);
+        let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
+        let relative = weight / open.first_weight;
+        if wanted == GradientUse::EachMicroBatch {
+            self.finals.check_micro(micro, relative)?;
+        }
+        let told = match (wanted, micro.of) {
+            (GradientUse::AtUpdate, _) => None,
+            (GradientUse::EachMicroBatch, Some(of)) if of > 1 => Some(of as f64),
+            _ => (micro.last == Some(true)).then(|| (open.tokens + weight) / open.first_weight),
+        };
         let parameters = &self.model.parameters;
         let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
         let mut scale = open.scale;
@@ -136,7 +157,10 @@ impl Stack {
             };
             phases::backward(&mut self.strategies, &mut pass, &mut |pass| {
                 scale = pass.seed / seed;
-                ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free)
+                let backward = || ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free);
+                let Some(weight) = told else { return backward() };
+                let update = Update { divisor: weight * scale, position: micro.position };
+                self.finals.during(&mut self.optimizer, Event { micro, update }, backward)
             })?;
             Ok(total)
         })?;
@@ -154,6 +178,7 @@ impl Stack {
         let rule = self.strategies.iter().find_map(|strategy| strategy.window());
         let rule = rule.unwrap_or(WindowRule::Micros(1));
         self.clock.set_rule(rule);
+        self.clock.set_whole(self.optimizer.gradients() == GradientUse::EachMicroBatch);
         rule
     }
 

@@ -8,6 +8,7 @@ mod loss;
 mod outcome;
 mod phases;
 mod place;
+mod ready;
 mod strategy;
 mod window;
 
@@ -21,5 +22,6 @@ pub use phases::{
     Verdict,
 };
 pub use place::{Place, Relation};
-pub use strategy::{Conflict, Cost, Failure, ModelSize, Preparation, Recovery, Strategy};
+pub use ready::{GradientUse, Heard, Ready};
+pub use strategy::{Conflict, Cost, Failure, Gradients, ModelSize, Preparation, Recovery, Strategy};
 pub use window::{MicroBatch, Position, WindowRule};

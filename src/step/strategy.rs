@@ -84,6 +84,11 @@ pub trait Strategy: Debug + Any + Send {
         Measure::Nothing
     }
 
+    /// Where it leaves gradients between a backward and the update.
+    fn gradients(&self) -> Gradients {
+        Gradients::InPlace
+    }
+
     /// Whether it runs a failed window again by itself.
     fn retries(&self) -> bool {
         false
@@ -148,6 +153,18 @@ pub trait Strategy: Debug + Any + Send {
         let _ = visitor;
         Ok(())
     }
+}
+
+/// When a strategy is done with the gradients of a backward.
+///
+/// The driver's event "gradient final" is told from this: with every strategy at
+/// `InPlace`, a gradient is final as soon as the last micro-batch's backward has added it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradients {
+    /// It leaves them where backward put them: a gradient is final in its last backward.
+    InPlace,
+    /// It copies, moves or reduces them: a gradient is final after [`Strategy::close`].
+    AfterClose,
 }
 
 /// Why two parts of a stack cannot work together, and what does.

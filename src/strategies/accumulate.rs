@@ -32,8 +32,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
-    WindowRule,
+    Backward, Closing, Conflict, Cost, Exactness, Gradients, ModelSize, NextBackward, Place, Preparation,
+    Strategy, WindowRule,
 };
 
 /// Accumulates gradients over a window of micro-batches. See the [module](self).
@@ -159,6 +159,13 @@ impl Strategy for GradAccumulator {
                 Some((rows / micros + i64::from(rows % micros != 0)).max(1))
             }
             WindowRule::Tokens(_) => None,
+        }
+    }
+
+    fn gradients(&self) -> Gradients {
+        match self.sum {
+            Sum::Own => Gradients::InPlace,
+            Sum::Single(_) => Gradients::AfterClose,
         }
     }
 

@@ -33,8 +33,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Cost, Exactness, Failure, Mode, ModelSize, NextBackward, NextForward, NextUpdate, Place,
-    Preparation, Recovery, Strategy, UpdatePhase, Verdict,
+    Backward, Cost, Exactness, Failure, Gradients, Mode, ModelSize, NextBackward, NextForward, NextUpdate,
+    Place, Preparation, Recovery, Strategy, UpdatePhase, Verdict,
 };
 
 /// Trains a half-precision model through fp32 weights. See the [module](self).
@@ -92,6 +92,10 @@ impl Strategy for MasterWeights {
         let elements: usize = self.pairs.iter().map(|pair| pair.master.numel()).sum();
         let formula = "4 B × half-precision parameters, 4 B more while a window is open";
         Cost::new(formula, Some(8 * elements as u64), "one pass over weights per update")
+    }
+
+    fn gradients(&self) -> Gradients {
+        Gradients::AfterClose
     }
 
     fn forward(&mut self, mode: &mut Mode, next: NextForward<'_>) -> Result<()> {

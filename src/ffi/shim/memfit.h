@@ -311,6 +311,18 @@ void mf_quantise(
 void mf_dequantise(
     const uint8_t *codes, const float *scales, size_t count, int with_sign,
     float *numbers) noexcept;
+// ---- gradients that join a momentum (accumulate.cpp) --------------------------------------
+// Both run on this thread and libtorch's worker threads, below autograd, take any strides and
+// no memory, bump the version of what they write. All handles are borrowed.
+struct mf_join {
+  double keep, rise, decay, divisor;
+};
+// momentum = keep * momentum + rise * (grad / divisor + decay * parameter), computed in fp32
+// (fp64 for fp64) and rounded once on the CPU.
+int mf_momentum_join(
+    mf_tensor parameter, mf_tensor grad, mf_tensor momentum, const mf_join *options) noexcept;
+// parameter -= lr * momentum. Clears the autocast cache.
+int mf_momentum_move(mf_tensor parameter, mf_tensor momentum, double lr) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its
