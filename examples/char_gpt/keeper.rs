@@ -27,7 +27,8 @@ impl Keeper {
             folder.map(|folder| Snapshots::in_folder(folder).map(|snapshots| snapshots.keep_last(2)));
         let config = flags.config();
         let settings = format!(
-            "batch {}, context {}, dropout {}, text of {} bytes ({:x})",
+            "{}, batch {}, context {}, dropout {}, text of {} bytes ({:x})",
+            flags.plan().optimizer.name(),
             config.batch,
             config.context,
             config.dropout,

@@ -10,6 +10,7 @@ mod page;
 mod report;
 mod setup;
 mod side;
+mod snapshots;
 mod strategies;
 
 use std::fs;
@@ -77,7 +78,7 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
         let text = match section {
             Section::Models => models(&setup, options)?,
             Section::Optimizers => optimizers::section(&setup, options)?,
-            Section::Snapshots => continue,
+            Section::Snapshots => snapshots::section(&setup)?,
         };
         let text = format!("{}\n{text}", report::machine(&setup));
         if !options.is_whole() {
