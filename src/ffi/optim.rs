@@ -66,8 +66,6 @@ pub struct Moving<'a> {
     pub(crate) count: &'a mut u64,
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,
-    /// Its parameter group.
-    pub(crate) group: usize,
     /// Tells it from the other parameters: random rounding draws from this.
     pub(crate) key: u64,
 }

@@ -289,7 +289,6 @@ impl Slot {
             count: &mut self.count,
             lr: group.lr,
             weight_decay: group.weight_decay,
-            group: place.group,
             key: (place.group as u64) << 32 | place.index as u64,
         }
     }
