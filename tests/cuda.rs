@@ -3,7 +3,7 @@
 mod support;
 
 use memfit::offload::CpuOffload;
-use memfit::optim::{AdamW, AdamWConfig, Optimizer};
+use memfit::optim::{AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Lion, LionConfig, Optimizer};
 use memfit::tch::nn::{self, Module};
 use memfit::tch::{Cuda, Device, Kind, Tensor};
 use memfit::{Error, Update};
@@ -95,4 +95,22 @@ fn state_and_weights_on_the_host_train_as_on_the_cpu() {
     }
     drop(present);
     assert!(vs.trainable_variables()[0].f_sum(Kind::Float).map_err(Error::from).is_err());
+}
+
+#[test]
+fn updates_of_our_own_kernels_are_refused_with_the_way_out_and_run_on_the_host() {
+    let _guard = support::serial();
+    let name = "updates_of_our_own_kernels_are_refused_with_the_way_out_and_run_on_the_host";
+    let Some(device) = device(name) else { return };
+    let w = Tensor::ones([4096], (Kind::Float, device)).set_requires_grad(true);
+    w.square().sum(Kind::Float).backward();
+    let weights = vec![w.shallow_clone()];
+    let refused = Lion::new(&weights, LionConfig::default()).expect("a leaf").step(&Update::plain());
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    let refused = AdamW8bit::new(&weights, AdamW8bitConfig::default()).expect("a leaf").allocate();
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    let inner = Lion::new(&weights, LionConfig::default().lr(0.25).weight_decay(0.0)).expect("a leaf");
+    let mut lion = CpuOffload::optimizer(inner).host().expect("a device");
+    lion.step(&Update::plain()).expect("a step");
+    assert_eq!(w.double_value(&[0]), 0.75);
 }

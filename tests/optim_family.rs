@@ -4,8 +4,9 @@ mod support;
 
 use memfit::optim::{GroupOptions, Optimizer};
 use memfit::state::{Named, State, Value};
+use memfit::strategies::AmpScaler;
 use memfit::tch::{self, Device, Kind, Tensor};
-use memfit::{CpuOffload, Update, memory};
+use memfit::{CpuOffload, Loss, Stack, StepOutcome, Update, memory};
 use support::family::{ELEMENTS, Member, Net, every_optimizer};
 use support::{copies, live, same, serial};
 
@@ -248,19 +249,44 @@ fn state_on_disk_gives_the_same_weights_to_the_bit() {
         let mut b = CpuOffload::optimizer(inner).disk(folder.path()).unwrap();
         offloaded.run(4, &mut b, 2.0);
         assert!(same(&plain.values(), &offloaded.values()), "{}", member.name);
-        let a = State::collect(|visitor| a.visit_state(visitor)).unwrap();
-        let b = State::collect(|visitor| b.visit_state(visitor)).unwrap();
-        assert_eq!(a.len(), b.len());
-        for ((name, one), (_, other)) in a.iter().zip(b.iter()) {
-            let equal = match (one, other) {
-                (Value::Tensor(one), Value::Tensor(other)) => one.equal(other),
-                (Value::Int(one), Value::Int(other)) => one == other,
-                (Value::Float(one), Value::Float(other)) => one == other,
-                (Value::Text(one), Value::Text(other)) => one == other,
-                _ => false,
-            };
-            assert!(equal, "{}: {name}", member.name);
-        }
+        same_state(member.name, &state_of(a.as_mut()), &state_of(&mut b));
+    }
+}
+
+fn state_of(optimizer: &mut dyn Optimizer) -> State {
+    State::collect(|visitor| optimizer.visit_state(visitor)).unwrap()
+}
+
+fn same_state(name: &str, a: &State, b: &State) {
+    assert_eq!(a.len(), b.len());
+    for ((entry, one), (_, other)) in a.iter().zip(b.iter()) {
+        let equal = match (one, other) {
+            (Value::Tensor(one), Value::Tensor(other)) => one.equal(other),
+            (Value::Int(one), Value::Int(other)) => one == other,
+            (Value::Float(one), Value::Float(other)) => one == other,
+            (Value::Text(one), Value::Text(other)) => one == other,
+            _ => false,
+        };
+        assert!(equal, "{name}: {entry}");
+    }
+}
+
+/// Case 6.
+#[test]
+fn a_step_that_is_skipped_changes_no_state() {
+    let _guard = serial();
+    for member in every_optimizer().iter().filter(|member| member.weights == Kind::Float) {
+        let (vs, w) = support::vector(5000);
+        let optimizer = Boxed((member.make)(&[Named::new("w", &w)]));
+        let mut training = Stack::of(&vs, optimizer).with(AmpScaler::fp16()).build().unwrap();
+        let mut slopes = vec![1f32; 5000];
+        let _ = training.step_with(|| Ok(Loss::of(support::slope(&w, &slopes)))).unwrap();
+        let (weights, before) = (w.detach().copy(), state_of(training.optimizer_mut()));
+        slopes[300] = f32::INFINITY;
+        let outcome = training.step_with(|| Ok(Loss::of(support::slope(&w, &slopes)))).unwrap();
+        assert!(matches!(outcome, StepOutcome::Skipped { .. }), "{outcome:?}");
+        same_state(member.name, &before, &state_of(training.optimizer_mut()));
+        assert_eq!(w.detach(), weights, "{}", member.name);
     }
 }
 
