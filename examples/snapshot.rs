@@ -1,8 +1,10 @@
 //! Train, save, stop at any moment, and go on to the bit.
 //!
-//! Run it twice: the second run goes on where the first one stopped, and says so.
+//! Two calls stand for two processes: all that passes between them lies in the folder.
 
 mod gpt;
+
+use std::path::Path;
 
 use memfit::snapshot::Extras;
 use memfit::tch::{self, Device};
@@ -10,19 +12,26 @@ use memfit::{Snapshots, State, StepOutcome, Value};
 
 use gpt::{Config, Failure, Plan, Random, Text};
 
-/// One run makes so many steps of the whole.
+/// One process makes so many steps of the whole.
 const HERE: u64 = 10;
 const STEPS: u64 = 20;
 
 fn main() -> Result<(), Failure> {
+    let folder = std::env::temp_dir().join(format!("memfit-example-snapshot-{}", std::process::id()));
+    process(&folder)?;
+    println!("-- killed, and started again --");
+    process(&folder)?;
+    Ok(std::fs::remove_dir_all(&folder)?)
+}
+
+fn process(folder: &Path) -> Result<(), Failure> {
     tch::manual_seed(0);
     let config = Config::small();
     let text = Text::of_this_project(config.context)?;
     let mut training = Plan::plain(2e-3).start_run(&config, 64 << 20, STEPS)?;
     let mut random = Random::new(0);
 
-    let folder = std::env::temp_dir().join("memfit-example-snapshot");
-    let mut snapshots = Snapshots::in_folder(&folder)?.keep_last(2);
+    let mut snapshots = Snapshots::in_folder(folder)?.keep_last(2);
     // Parameters, moments, schedule, generators: all of it comes back, or an error and none.
     if let Some(snapshot) = snapshots.latest()? {
         let resumed = snapshot.resume(&mut training.stack)?;
@@ -44,10 +53,6 @@ fn main() -> Result<(), Failure> {
             let saved = snapshots.save(&mut training.stack, &Extras::new().entry("rows", rows))?;
             println!("saved {} bytes in {:.2} s", saved.bytes, saved.seconds);
         }
-    }
-    if training.stack.position().steps >= STEPS {
-        std::fs::remove_dir_all(&folder)?;
-        println!("done; the next run starts from the beginning");
     }
     Ok(())
 }
