@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use crate::gpt::{Amp, Failure, Plan, Recompute};
+use crate::gpt::{Amp, Failure, Plan, Recompute, When};
 
 /// One of each sort, for a run without a peer.
-pub const EXAMPLES: [&str; 8] = [
+pub const EXAMPLES: [&str; 9] = [
     "plain",
     "checkpoint:1",
     "checkpoint:2",
     "bf16",
     "bf16+checkpoint:1+accumulate:4",
+    "checkpoint:1+in-backward",
     "disk-activations",
     "disk-optimizer",
     "bf16+checkpoint:1+accumulate:4+disk-activations+disk-optimizer",
@@ -30,6 +31,7 @@ pub fn plan(name: &str, folder: &Path) -> Result<Plan, Failure> {
             "bf16" => plan.amp = Amp::Bf16,
             "checkpoint" => plan.recompute = Recompute::Every(number),
             "accumulate" => plan.accumulate = number,
+            "in-backward" => plan.when = When::InBackward,
             "disk-activations" => plan.activations = Some(folder.to_owned()),
             "disk-optimizer" => plan.state = Some(folder.to_owned()),
             _ => return Err(format!("there is no strategy `{part}`").into()),

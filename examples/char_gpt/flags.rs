@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum, value_parser};
 use memfit::memory::Bytes;
 
-use crate::gpt::{Amp, Choice, Config, Plan, Recompute};
+use crate::gpt::{Amp, Choice, Config, Plan, Recompute, When};
 
 /// Trains a byte-level GPT on text, within an enforced memory budget.
 #[derive(Debug, Parser)]
@@ -58,6 +58,9 @@ pub struct Flags {
     /// How the weights are updated
     #[arg(long, default_value = Choice::AdamW.name(), value_parser = choice())]
     optimizer: Choice,
+    /// Update each weight as soon as its gradient is final; gradients are not clipped then
+    #[arg(long)]
+    in_backward: bool,
     /// Highest learning rate; without it, one that suits the optimizer
     #[arg(long, value_parser = |text: &str| number(text, 0.0, 10.0))]
     lr: Option<f64>,
@@ -105,6 +108,7 @@ impl Flags {
             accumulate: usize::from(self.accumulate),
             activations: self.offload.clone(),
             optimizer: self.optimizer,
+            when: if self.in_backward { When::InBackward } else { When::AfterBackward },
             state: self.offload_optimizer.clone(),
             weights: self.offload_parameters.clone(),
             lr: self.lr.unwrap_or_else(|| self.optimizer.rate(&self.config())),

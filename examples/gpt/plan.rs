@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use memfit::optim::Optimizer;
+use memfit::optim::{InBackward, Optimizer};
 use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
 use memfit::tch::{Device, Tensor, nn};
 use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
@@ -15,6 +15,14 @@ pub enum Amp {
     Fp16,
 }
 
+/// When a parameter is updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    AfterBackward,
+    /// As soon as its gradient is final, without a bound on the gradients' norm.
+    InBackward,
+}
+
 /// Which strategies to stack.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -25,6 +33,7 @@ pub struct Plan {
     /// Where activations go, if they leave memory.
     pub activations: Option<PathBuf>,
     pub optimizer: Choice,
+    pub when: When,
     /// Where the optimizer's state lives, if not in memory.
     pub state: Option<PathBuf>,
     /// Where the blocks' weights live, if not in memory.
@@ -41,6 +50,7 @@ impl Plan {
             accumulate: 1,
             activations: None,
             optimizer: Choice::AdamW,
+            when: When::AfterBackward,
             state: None,
             weights: None,
             lr,
@@ -62,6 +72,9 @@ impl Plan {
         }
         if self.optimizer != Choice::AdamW {
             parts.push(self.optimizer.name().to_owned());
+        }
+        if self.when == When::InBackward {
+            parts.push("update in backward".to_owned());
         }
         if self.accumulate > 1 {
             parts.push(format!("accumulate {}", self.accumulate));
@@ -93,7 +106,12 @@ impl Plan {
     pub fn start_run(&self, config: &Config, budget: u64, steps: u64) -> Result<Training> {
         self.start_with(config, |stack| {
             let schedule = Cosine::new(steps).warm_up(steps / 10);
-            stack.with(GradClip::norm(1.0)).with(schedule).with(Budget::bytes(budget))
+            let stack = stack.with(schedule).with(Budget::bytes(budget));
+            match self.when {
+                When::AfterBackward => stack.with(GradClip::norm(1.0)),
+                // No gradient waits for the norm of all.
+                When::InBackward => stack,
+            }
         })
     }
 
@@ -134,11 +152,20 @@ impl With for Stacked<'_> {
 
     fn with<O: Optimizer + 'static>(self, optimizer: O) -> Result<StackBuilder> {
         let Self { plan, vs } = self;
-        Ok(match (&plan.state, &plan.weights) {
-            (Some(folder), _) => Stack::of(vs, CpuOffload::optimizer(optimizer).disk(folder)?),
+        match (&plan.state, &plan.weights) {
+            (Some(folder), _) => plan.stack(vs, CpuOffload::optimizer(optimizer).disk(folder)?),
             // The update brings weights that are away in, one at a time.
-            (None, Some(_)) => Stack::of(vs, CpuOffload::optimizer(optimizer).resident()?),
-            (None, None) => Stack::of(vs, optimizer),
+            (None, Some(_)) => plan.stack(vs, CpuOffload::optimizer(optimizer).resident()?),
+            (None, None) => plan.stack(vs, optimizer),
+        }
+    }
+}
+
+impl Plan {
+    fn stack<O: Optimizer + 'static>(&self, vs: &nn::VarStore, optimizer: O) -> Result<StackBuilder> {
+        Ok(match self.when {
+            When::AfterBackward => Stack::of(vs, optimizer),
+            When::InBackward => Stack::of(vs, InBackward::new(optimizer)?),
         })
     }
 }

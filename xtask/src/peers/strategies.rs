@@ -23,7 +23,7 @@ const fn candidate(name: &'static str, has: Has) -> Strategy {
     Strategy { name, has, compared: false }
 }
 
-const COMPARED: [Strategy; 8] = [
+const COMPARED: [Strategy; 10] = [
     compared("plain"),
     compared("checkpoint:1"),
     compared("checkpoint:2"),
@@ -32,6 +32,8 @@ const COMPARED: [Strategy; 8] = [
     compared("accumulate:4"),
     compared("accumulate:16"),
     compared("bf16+checkpoint:1+accumulate:4"),
+    compared("in-backward"),
+    compared("checkpoint:1+in-backward"),
 ];
 
 const CANDIDATES: [Strategy; 14] = [
