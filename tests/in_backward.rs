@@ -392,8 +392,7 @@ mod order {
             for weight in [1, 1, 2, 2] {
                 let _ = training.step_with(|| Ok(Loss::mean(loss(), weight))).unwrap();
             }
-            let log = log.lock().unwrap().join(", ");
-            log
+            log.lock().unwrap().join(", ")
         };
         let last = "c 1 ÷2, b 1 ÷2, a 1 ÷2, step";
         assert_eq!(run(GradientUse::AtUpdate, false), "step, step");
@@ -878,7 +877,8 @@ mod failure {
     #[test]
     fn an_optimizer_that_fails_or_panics_in_backward_comes_back() {
         let _guard = serial();
-        let cases: [(fn(&Ready) -> Result<Heard>, bool, &str); 3] = [
+        type Answer = fn(&Ready) -> Result<Heard>;
+        let cases: [(Answer, bool, &str); 3] = [
             (|_| Err(Error::config("mine", "refused")), false, "refused"),
             (
                 |_| Err(Error::Poisoned { source: Box::new(Error::config("mine", "half-way")) }),

@@ -153,7 +153,7 @@ mod tests {
                 for part in [0.499, 0.501] {
                     all.push((low + part * (high - low)) as f32);
                 }
-                if all.len() % BLOCK == 0 {
+                if all.len().is_multiple_of(BLOCK) {
                     all.push(1.0);
                 }
             }
