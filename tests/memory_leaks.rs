@@ -99,7 +99,7 @@ fn a_thousand_steps_and_evaluations_stay_flat() {
     }
     let mut training = Stack::of(&vs, AdamW::new(&vs, AdamWConfig::default()).unwrap())
         .with(GradAccumulator::every(2))
-        .with(MemoryTimeline::new())
+        .with(MemoryTimeline::new().capacity(1 << 12))
         .build()
         .unwrap();
     let mut run = |steps: u64| {

@@ -5,7 +5,7 @@ mod support;
 use memfit::checkpoint::{ActivationCheckpoint, EarlyStop};
 use memfit::memory::{self, Limit, Moment, Phase, Recording, Role, RoleBytes, Timeline};
 use memfit::offload::CpuOffload;
-use memfit::optim::{AdamW, AdamWConfig, Momentum, Sgd, SgdConfig};
+use memfit::optim::{AdamW, AdamWConfig, Sgd, SgdConfig};
 use memfit::strategies::{AmpScaler, Budget, GradAccumulator, GradClip, MemoryTimeline, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 use memfit::{Error, Loss, Stack, StackBuilder, StepOutcome};
@@ -79,7 +79,7 @@ fn buffers_and_momentum_have_their_roles() {
     let _guard = serial();
     let vs = nn::VarStore::new(Device::Cpu);
     let norm = nn::batch_norm1d(vs.root(), 64, Default::default());
-    let sgd = SgdConfig::default().lr(0.1).momentum(Momentum::new(0.9));
+    let sgd = SgdConfig::default().lr(0.1).momentum(0.9);
     let optimizer = Sgd::new(&vs, sgd).unwrap();
     let mut training = Stack::of(&vs, optimizer).with(MemoryTimeline::new()).build().unwrap();
     let x = Tensor::randn([8, 64], CPU);
@@ -122,7 +122,7 @@ fn stacks() -> Vec<(&'static str, nn::Sequential, nn::VarStore, Stack)> {
             let adam = AdamW::new(&vs, AdamWConfig::default()).unwrap();
             let folder = std::env::temp_dir();
             let builder = if name == "optimizer" {
-                Stack::of(&vs, CpuOffload::optimizer(adam).disk(folder.clone()))
+                Stack::of(&vs, CpuOffload::optimizer(adam).disk(folder.clone()).unwrap())
             } else {
                 Stack::of(&vs, adam)
             };

@@ -188,9 +188,9 @@ impl Marks {
     }
 }
 
-/// The events up to the end of the last phase.
+/// The events up to the end of the last phase of training.
 fn cut(events: &[Event], end: Now) -> (&[Event], Now) {
-    let busy = |event: &Event| Phase::of(event.word) != Phase::Idle;
+    let busy = |event: &Event| !matches!(Phase::of(event.word), Phase::Idle | Phase::Evaluate);
     let Some(last) = events.iter().rposition(busy) else { return (events, end) };
     match events.get(last + 1) {
         None => (events, end),

@@ -43,7 +43,7 @@ fn table(out: &mut String, device: Device, stats: &Stats) {
     rule(out, '=');
     let _ = writeln!(out, "| {refused:<width$} |", width = WIDTH - 4);
     rule(out, '-');
-    row(out, "", ["now", "peak", "allocated in all", "freed in all"].map(str::to_owned));
+    row(out, "", ["now", "peak", "ever allocated", "ever freed"].map(str::to_owned));
     rule(out, '-');
     let bytes = [stats.current, stats.peak, stats.allocated, stats.freed];
     row(out, "live bytes", bytes.map(|bytes| Bytes(bytes).to_string()));

@@ -219,7 +219,9 @@ void mf_blocks_of(const mf_tensor *tensors, size_t count, int gradients, mf_bloc
     if (!tensor.defined()) continue;
     const at::Tensor &asked = gradients ? tensor.grad() : tensor;
     if (!asked.defined() || !asked.has_storage()) continue;
-    if (const Block *block = memfit::block_of(asked.storage().data_ptr())) {
+    // Unchecked: bytes that are away have no block, and asking for them would throw.
+    auto *storage = asked.storage().unsafeGetStorageImpl();
+    if (const Block *block = memfit::block_of(storage->_mutable_data_ptr_no_checks())) {
       out[i] = {block->number, block->bytes};
     }
   }
