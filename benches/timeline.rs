@@ -32,7 +32,8 @@ impl Subject {
         let vs = nn::VarStore::new(Device::Cpu);
         let model = Gpt::new(&vs.root(), config, recompute);
         let rows = Tensor::randint(256, [config.batch, config.context + 1], (Kind::Int64, Device::Cpu));
-        let (inputs, targets) = (rows.narrow(1, 0, config.context), rows.narrow(1, 1, config.context));
+        let (inputs, targets) =
+            (rows.narrow(1, 0, config.context), rows.narrow(1, 1, config.context).contiguous());
         Self { vs, model, batch: (inputs, targets) }
     }
 

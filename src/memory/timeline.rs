@@ -2,7 +2,6 @@ use std::collections::HashMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::bytes::Bytes;
 use super::phase::Phase;
 use super::role::{Role, RoleBytes};
 
@@ -233,7 +232,7 @@ impl Display for Timeline {
         writeln!(
             f,
             "peak {} in {} of step {}{}, {:.1} ms after the start",
-            Bytes(peak.bytes),
+            amount(peak.bytes),
             peak.phase.name(),
             peak.step,
             segment.unwrap_or_default(),
@@ -243,18 +242,18 @@ impl Display for Timeline {
         let highest = self.highest();
         for (role, bytes) in peak.roles.iter().filter(|(role, _)| highest[*role] > 0) {
             let share = 100.0 * bytes as f64 / peak.bytes.max(1) as f64;
-            let (at, own) = (Bytes(bytes).to_string(), Bytes(highest[role]).to_string());
+            let (at, own) = (amount(bytes), amount(highest[role]));
             writeln!(f, "{:<18}{at:>14}{share:>8.1}%{own:>18}", role.name())?;
         }
         writeln!(f, "largest holders at the peak")?;
         for holder in peak.holders.iter().take(8) {
-            let bytes = Bytes(holder.bytes).to_string();
+            let bytes = amount(holder.bytes);
             let blocks = if holder.blocks > 0 { format!("{} blocks", holder.blocks) } else { String::new() };
             let segment = shown(holder.segment.as_deref().unwrap_or("(no segment)"));
             writeln!(f, "{bytes:>14}  {:<16} {:<28} {blocks}", holder.role.name(), segment)?;
         }
         for refusal in &self.refusals {
-            let (asked, live) = (Bytes(refusal.bytes), Bytes(refusal.live));
+            let (asked, live) = (amount(refusal.bytes), amount(refusal.live));
             writeln!(
                 f,
                 "refused: {asked} with {live} live, {:.1} ms after the start",
@@ -262,6 +261,15 @@ impl Display for Timeline {
             )?;
         }
         Ok(())
+    }
+}
+
+/// Bytes for a person, with one digit after the point.
+pub(super) fn amount(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ if bytes >= 1_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        _ => format!("{bytes} B"),
     }
 }
 

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::{Anchor, Color, Scene, Shape, Stroke, Text, Weight};
-use crate::memory::Bytes;
 use crate::memory::phase::Phase;
 use crate::memory::role::Role;
-use crate::memory::timeline::{Moment, Span, Timeline, shown};
+use crate::memory::timeline::{Holder, Moment, Span, Timeline, amount, shown};
 
 const WIDTH: usize = 1280;
 const HEIGHT: usize = 720;
@@ -73,6 +72,7 @@ pub(super) fn scene(timeline: &Timeline) -> Scene {
     plot.refusals(&mut shapes);
     plot.peak(&mut shapes);
     legend(&mut shapes, timeline);
+    phases(&mut shapes, timeline);
     Scene { width: WIDTH, height: HEIGHT, title, shapes }
 }
 
@@ -114,6 +114,7 @@ impl<'a> Plot<'a> {
 
     fn grid(&self, shapes: &mut Vec<Shape>) {
         let right = LEFT + PLOT_WIDTH as f64;
+        shapes.push(text(LEFT - 8.0, TOP - 20.0, Anchor::End, Weight::Regular, PALE, "live bytes"));
         for line in 0..=(self.most / self.every).round() as u32 {
             let bytes = f64::from(line) * self.every;
             let y = self.y(bytes);
@@ -166,7 +167,7 @@ impl<'a> Plot<'a> {
     fn time_axis(&self, shapes: &mut Vec<Shape>) {
         let (scale, unit) = if self.length < 2e-3 { (1e6, "us") } else { (1e3, "ms") };
         let every = round_step(self.length * scale, 8.0);
-        let y = BOTTOM + 2.0 * BAND + 6.0;
+        let y = BOTTOM + 2.0 * BAND + 12.0;
         for tick in 0..=(self.length * scale / every).floor() as u32 {
             let at = f64::from(tick) * every;
             let x = LEFT + at / (self.length * scale) * PLOT_WIDTH as f64;
@@ -182,7 +183,7 @@ impl<'a> Plot<'a> {
     /// The phases and, below them, the segments.
     fn bands(&self, shapes: &mut Vec<Shape>) {
         let label = |shapes: &mut Vec<Shape>, row: f64, name: &str| {
-            let y = BOTTOM + row * BAND + 20.0;
+            let y = BOTTOM + row * BAND + 25.0;
             shapes.push(text(LEFT - 8.0, y, Anchor::End, Weight::Regular, PALE, name));
         };
         label(shapes, 0.0, "phase");
@@ -207,7 +208,7 @@ impl<'a> Plot<'a> {
         spans: &[Span],
         look: impl Fn(&Span) -> (Option<String>, Color),
     ) {
-        let y = BOTTOM + row * BAND + 4.0;
+        let y = BOTTOM + row * BAND + 10.0;
         for span in spans {
             let (start, end) = (self.x(span.start), self.x(span.end));
             let (name, color) = look(span);
@@ -232,7 +233,7 @@ impl<'a> Plot<'a> {
         shapes.push(Shape::Line { from, to, color: INK, stroke: Stroke::Dashed });
         shapes.push(Shape::Dot { x, y, radius: 4.0, color: INK });
         let place = peak.segment.map(|name| format!(" of {}", cut(&shown(&name), 24))).unwrap_or_default();
-        let label = format!("peak {} in {}{place}", Bytes(peak.bytes), peak.phase.name());
+        let label = format!("peak {} in {}{place}", amount(peak.bytes), peak.phase.name());
         let half = label.chars().count() as f64 * LETTER / 2.0;
         let middle = x.clamp(LEFT + half, LEFT + PLOT_WIDTH as f64 - half);
         shapes.push(text(middle, TOP - 8.0, Anchor::Middle, Weight::Bold, INK, label));
@@ -242,7 +243,7 @@ impl<'a> Plot<'a> {
         for refusal in &self.timeline.refusals {
             let (x, y) = (self.x(refusal.time), self.y(refusal.live as f64));
             shapes.push(Shape::Dot { x, y, radius: 5.0, color: ALARM });
-            let label = format!("out of memory: {} asked for", Bytes(refusal.bytes));
+            let label = format!("out of memory: {} asked for", amount(refusal.bytes));
             let right = x > LEFT + PLOT_WIDTH as f64 / 2.0;
             let (x, anchor) = if right { (x - 9.0, Anchor::End) } else { (x + 9.0, Anchor::Start) };
             shapes.push(text(x, y - 6.0, anchor, Weight::Bold, ALARM, label));
@@ -261,15 +262,51 @@ fn legend(shapes: &mut Vec<Shape>, timeline: &Timeline) {
         y += 26.0;
         shapes.push(Shape::Rect { x, y: y - 12.0, width: 14.0, height: 14.0, color: color_of(role) });
         shapes.push(text(x + 22.0, y, Anchor::Start, Weight::Regular, INK, role.name()));
-        let bytes = Bytes(peak.roles[role]).to_string();
+        let bytes = amount(peak.roles[role]);
         shapes.push(text(WIDTH as f64 - 24.0, y, Anchor::End, Weight::Regular, INK, bytes));
     }
     y += 14.0;
     let (from, to) = ((x, y), (WIDTH as f64 - 24.0, y));
     shapes.push(Shape::Line { from, to, color: PALE, stroke: Stroke::Solid });
     shapes.push(text(x + 22.0, y + 20.0, Anchor::Start, Weight::Bold, INK, "together"));
-    let total = Bytes(peak.live).to_string();
+    let total = amount(peak.live);
     shapes.push(text(WIDTH as f64 - 24.0, y + 20.0, Anchor::End, Weight::Bold, INK, total));
+    holders(shapes, timeline, x, y + 62.0);
+}
+
+/// The largest holders at the peak, as far as there is room.
+fn holders(shapes: &mut Vec<Shape>, timeline: &Timeline, x: f64, mut y: f64) {
+    shapes.push(text(x, y, Anchor::Start, Weight::Bold, INK, "its largest holders"));
+    for holder in timeline.peak().holders.iter().take(6) {
+        y += 24.0;
+        let color = color_of(holder.role);
+        shapes.push(Shape::Rect { x, y: y - 12.0, width: 14.0, height: 14.0, color });
+        shapes.push(text(x + 22.0, y, Anchor::Start, Weight::Regular, INK, who(holder)));
+        let bytes = amount(holder.bytes);
+        shapes.push(text(WIDTH as f64 - 24.0, y, Anchor::End, Weight::Regular, INK, bytes));
+    }
+}
+
+/// A holder in as many letters as there is room for.
+fn who(holder: &Holder) -> String {
+    let role = holder.role.name();
+    match &holder.segment {
+        None => role.to_owned(),
+        Some(segment) => cut(&format!("{role}, {}", shown(segment)), 22),
+    }
+}
+
+/// What the bands' colours mean.
+fn phases(shapes: &mut Vec<Shape>, timeline: &Timeline) {
+    let mut x = LEFT;
+    let y = HEIGHT as f64 - 18.0;
+    for phase in Phase::ALL.into_iter().filter(|phase| timeline.spans.iter().any(|span| span.phase == *phase))
+    {
+        let color = color_of_phase(phase);
+        shapes.push(Shape::Rect { x, y: y - 12.0, width: 14.0, height: 14.0, color });
+        shapes.push(text(x + 20.0, y, Anchor::Start, Weight::Regular, PALE, phase.name()));
+        x += 20.0 + (phase.name().len() as f64 + 3.0) * LETTER;
+    }
 }
 
 /// Neighbours with one key as one span.
