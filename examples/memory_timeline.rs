@@ -27,7 +27,7 @@ fn main() -> Result<(), Failure> {
         let rows = Tensor::randint(256, [config.batch, config.context + 1], (Kind::Int64, Device::Cpu));
         let batch = (rows.narrow(1, 0, config.context), rows.narrow(1, 1, config.context).contiguous());
         let outcome = training.step_with(|| Ok(Loss::of(model.loss(&batch, true))))?;
-        Ok(assert!(outcome.stepped()))
+        if outcome.stepped() { Ok(()) } else { Err("the step was skipped".into()) }
     };
     step()?;
     let scope = LeakScope::new()?;

@@ -200,7 +200,7 @@ fn libtorch_still_checks_versions() {
     let stepped = training.step_with(|| {
         let mut y = &w * 2.0;
         let loss = y.square().sum(Kind::Float);
-        memfit::tch::no_grad(|| y.fill_(0.0));
+        let _ = memfit::tch::no_grad(|| y.fill_(0.0));
         Ok(Loss::of(loss))
     });
     assert!(matches!(stepped, Err(Error::Modified { .. })), "{stepped:?}");
