@@ -5,10 +5,10 @@ mod support;
 use memfit::checkpoint::{ActivationCheckpoint, EarlyStop};
 use memfit::memory::{self, Limit, Moment, Phase, Recording, Role, RoleBytes, Timeline};
 use memfit::offload::CpuOffload;
-use memfit::optim::{AdamW, AdamWConfig, Sgd, SgdConfig};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Sgd, SgdConfig};
 use memfit::strategies::{AmpScaler, Budget, GradAccumulator, GradClip, MemoryTimeline, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
-use memfit::{Error, Loss, Stack, StackBuilder, StepOutcome};
+use memfit::{Error, Loss, Named, Stack, StackBuilder, StepOutcome};
 use support::{copies, same, serial};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -405,6 +405,67 @@ fn recordings_share_the_ring_and_misuse_is_a_typed_error() {
     let training = builder.build().unwrap();
     let none = training.strategy::<MemoryTimeline>().unwrap().timeline();
     assert!(matches!(none, Err(Error::CallOrder { .. })));
+}
+
+#[test]
+fn watching_takes_no_counted_memory() {
+    let _guard = serial();
+    let before = memory::stats(Device::Cpu).unwrap();
+    let recording = Recording::start().unwrap();
+    let scope = memory::LeakScope::new().unwrap();
+    drop(Tensor::zeros([10], CPU));
+    let timeline = recording.timeline().unwrap();
+    drop((recording, scope));
+    let after = memory::stats(Device::Cpu).unwrap();
+    assert_eq!((after.current, after.allocations), (before.current, before.allocations + 1));
+    assert_eq!(timeline.moments().len(), 1 + 2);
+}
+
+#[test]
+fn weights_that_visit_are_parameters_while_they_are_here() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let mut model = nn::seq();
+    for layer in 0..3 {
+        let linear = nn::linear(vs.root() / layer, 64, 64, Default::default());
+        let weights = vec![linear.ws.shallow_clone()];
+        model = model.add(CpuOffload::parameters(linear, &weights).disk(std::env::temp_dir()).unwrap());
+    }
+    let sgd = Sgd::new(&vs, SgdConfig::default()).unwrap();
+    let mut training = Stack::of(&vs, sgd).with(MemoryTimeline::new()).build().unwrap();
+    let x = Tensor::randn([4, 64], CPU);
+    for _ in 0..2 {
+        let peak = peak_of(
+            training.step_with(|| Ok(Loss::of(model.forward(&x).square().mean(Kind::Float)))).unwrap(),
+        );
+        let timeline = timeline(&training);
+        assert_adds_up(&timeline);
+        assert_eq!(timeline.peak().bytes, peak);
+        // Three biases stay; of the weights one is here, two at a change-over.
+        let (biases, weight) = (3 * 64 * 4, 64 * 64 * 4);
+        let most = timeline.highest()[Role::Parameters];
+        assert!(most == biases + weight || most == biases + 2 * weight, "{most} {timeline}");
+    }
+}
+
+#[test]
+fn a_group_added_in_the_run_has_its_roles() {
+    let _guard = serial();
+    let (_vs, w, builder, _) = vector();
+    let mut training = builder.build().unwrap();
+    let late = Tensor::zeros([500], CPU).set_requires_grad(true);
+    let _ = training.step_with(|| Ok(Loss::of(w.exp().sum(Kind::Float)))).unwrap();
+    training.add_group(vec![Named::new("late", &late)], GroupOptions::default()).unwrap();
+    for _ in 0..2 {
+        let loss = || Ok(Loss::of(w.exp().sum(Kind::Float) + late.exp().sum(Kind::Float)));
+        let _ = training.step_with(loss).unwrap();
+        let timeline = timeline(&training);
+        assert_adds_up(&timeline);
+        let end = timeline.moments().last().unwrap().roles;
+        assert_eq!(end[Role::Parameters], 4 * N + 2000, "{timeline}");
+        assert_eq!(end[Role::OptimizerState], 8 * N + 4000, "{timeline}");
+        assert_eq!(timeline.highest()[Role::Gradients], 4 * N + 2000, "{timeline}");
+    }
 }
 
 #[test]
