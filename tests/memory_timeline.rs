@@ -432,7 +432,10 @@ fn weights_that_visit_are_parameters_while_they_are_here() {
         model = model.add(CpuOffload::parameters(linear, &weights).disk(std::env::temp_dir()).unwrap());
     }
     let sgd = Sgd::new(&vs, SgdConfig::default()).unwrap();
-    let mut training = Stack::of(&vs, sgd).with(MemoryTimeline::new()).build().unwrap();
+    let mut training = Stack::of(&vs, CpuOffload::optimizer(sgd).resident().unwrap())
+        .with(MemoryTimeline::new())
+        .build()
+        .unwrap();
     let x = Tensor::randn([4, 64], CPU);
     for _ in 0..2 {
         let peak = peak_of(
