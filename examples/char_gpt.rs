@@ -7,6 +7,8 @@
 #[path = "char_gpt/flags.rs"]
 mod flags;
 mod gpt;
+#[path = "char_gpt/keeper.rs"]
+mod keeper;
 #[path = "char_gpt/progress.rs"]
 mod progress;
 #[path = "char_gpt/table.rs"]
@@ -22,6 +24,7 @@ use memfit::tch::{self, Device};
 
 use flags::Flags;
 use gpt::{Failure, Random, Text, Training};
+use keeper::Keeper;
 use progress::Progress;
 
 fn main() -> ExitCode {
@@ -48,7 +51,7 @@ fn run(flags: &Flags) -> Result<(), Failure> {
     };
     tch::manual_seed(flags.seed() as i64);
     if !flags.no_table {
-        table::print(&config, &text, flags.plan().lr, &stop)?;
+        table::print(&config, &text, &stop)?;
     }
     if stop() {
         println!("stopped before training began");
@@ -64,12 +67,17 @@ fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Fail
     println!("{}\n", training.stack);
 
     let mut random = Random::new(flags.seed());
-    let mut progress = Progress::new(flags.steps());
-    while progress.so_far().0 < flags.steps() && !stop() {
+    let mut keeper = Keeper::new(flags, text)?;
+    let from = keeper.begin(flags, &mut training, &mut random)?;
+    let mut progress = Progress::new(flags.steps(), from, flags.losses);
+    let pause = flags.pause_after.map_or(flags.steps(), |steps| from.saturating_add(steps));
+    while progress.done() < flags.steps().min(pause) && !stop() {
         let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
         progress.step(&outcome)?;
+        keeper.step(progress.done(), &mut training, &random)?;
     }
     progress.finish();
+    keeper.end(progress.done(), flags.steps(), &mut training, &random)?;
     summarise(flags, text, &mut training, &progress)
 }
 
@@ -79,14 +87,15 @@ fn summarise(
     training: &mut Training,
     progress: &Progress,
 ) -> Result<(), Failure> {
-    let (steps, seconds) = progress.so_far();
+    let (steps, seconds) = progress.here();
     let validation = text.validation(&flags.config(), 16, Device::Cpu);
     let loss = training.validate(&validation)?;
     let entropy = text.entropy();
     let verdict = if loss < entropy { "below" } else { "not yet below" };
     let sample = training.stack.evaluate(|| Ok(training.model.write(b"\n", 240, Device::Cpu)))?;
     println!("\na sample of its text:\n{}\n", printable(&sample));
-    println!("{steps} of {} steps in {seconds:.0} s, {} skipped", flags.steps(), progress.skipped);
+    let (done, all) = (progress.done(), flags.steps());
+    println!("{done} of {all} steps, {steps} here in {seconds:.0} s, {} skipped", progress.skipped);
     println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
     let stats = memory::stats(Device::Cpu)?;
     println!("peak {} within {}, live now {}", Bytes(progress.peak), flags.budget, Bytes(stats.current));

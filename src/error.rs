@@ -107,6 +107,14 @@ pub enum Error {
         /// Each missing, unknown or reshaped entry, by name.
         problems: Vec<String>,
     },
+    /// Files of a snapshot are damaged, or not what they say; nothing was loaded.
+    #[error("snapshot {} cannot be read: {}; load an older one", path.display(), .problems.join("; "))]
+    Snapshot {
+        /// The snapshot's folder, or the file.
+        path: PathBuf,
+        /// Each thing that is wrong.
+        problems: Vec<String>,
+    },
     /// The device or the build cannot do this.
     #[error("{what} is not supported {place}; {remedy}")]
     Unsupported {

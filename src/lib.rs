@@ -10,6 +10,7 @@ pub mod offload;
 pub mod optim;
 pub mod rng;
 pub mod saved;
+pub mod snapshot;
 pub mod stack;
 pub mod state;
 pub mod step;
@@ -19,6 +20,7 @@ mod sys;
 pub use checkpoint::{ActivationCheckpoint, Checkpointer, checkpoint};
 pub use error::{Error, Result};
 pub use offload::CpuOffload;
+pub use snapshot::{Snapshot, Snapshots};
 pub use stack::{Micro, Stack, StackBuilder, Windows};
 pub use state::{Named, State, StateVisitor, Value};
 pub use step::*;
@@ -28,4 +30,8 @@ pub use tch;
 mod documents {
     #[doc = include_str!("../docs/writing-a-strategy.md")]
     struct WritingAStrategy;
+    #[doc = include_str!("../docs/snapshots.md")]
+    struct Snapshots;
+    #[doc = include_str!("../docs/interop.md")]
+    struct Interop;
 }

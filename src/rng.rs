@@ -68,6 +68,33 @@ impl Generators {
         self.cpu.moved() || self.device.as_ref().is_some_and(device_moved)
     }
 
+    /// The states as tensors on the host: libtorch's own 5,056 bytes of the CPU generator,
+    /// which `torch.set_rng_state` reads, and, where there is one, a device's.
+    ///
+    /// # Errors
+    /// libtorch's, in making the tensors.
+    pub fn to_tensors(&self) -> Result<(Tensor, Option<Tensor>)> {
+        Ok((self.cpu.pack()?, self.device.as_ref().map(|(_, state)| state.shallow_clone())))
+    }
+
+    /// From such tensors; nothing is restored yet.
+    ///
+    /// # Errors
+    /// Tensors that are no states; a state for a `device` that has none, or none for one that
+    /// has.
+    pub fn from_tensors(device: Device, cpu: &Tensor, of_device: Option<&Tensor>) -> Result<Self> {
+        let device = match (device, of_device) {
+            (Device::Cpu, None) => None,
+            (Device::Cuda(index), Some(state)) => Some((index, state.shallow_clone())),
+            (device, _) => return Err(unsupported(device)),
+        };
+        Ok(Self { cpu: CpuRng::unpack(cpu)?, device })
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device.as_ref().map_or(Device::Cpu, |(index, _)| Device::Cuda(*index))
+    }
+
     /// Bytes that the capture holds.
     pub fn bytes(&self) -> usize {
         CpuRng::bytes()

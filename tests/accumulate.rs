@@ -178,7 +178,7 @@ fn micro_batches_come_in_order_and_windows_do_not_overlap() {
         training.step_batch(&Tensor::ones([2, 1], CPU), |g| Ok(Loss::mean((&w * g).sum(Kind::Float), 2))),
         Err(Error::CallOrder { .. })
     ));
-    assert!(matches!(training.state(), Err(Error::CallOrder { .. })));
+    assert!(training.state().is_ok());
     training.discard().unwrap();
     assert_eq!(values(&w), [0.0]);
     assert!(!w.grad().defined());

@@ -4,6 +4,8 @@
 //!   the flags of `peer.py`.
 //! - `serve FOLDER MODEL STRATEGY` reads lines: `step` trains on the next batch and gives
 //!   `<seconds> <peak bytes> <loss>`; anything else ends it.
+//! - `update OPTIMIZER SHAPES` answers `step` with `<seconds> <bytes of state> 0`.
+//! - `losses OPTIMIZER SEEDS STEPS [RATE]` prints the rate and each seed's validation loss.
 //! - Without arguments, as `cargo bench` and `cargo test --benches` run it, every strategy
 //!   trains two steps of the small model.
 
@@ -11,6 +13,7 @@
 mod gpt;
 mod start;
 mod strategy;
+mod update;
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -20,8 +23,9 @@ use std::time::Instant;
 use memfit::tch::{self, Device};
 use memfit::{StepOutcome, memory};
 
-use gpt::{Config, Failure, Training};
+use gpt::{Choice, Config, Failure, Training};
 use start::Start;
+use update::Updates;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -29,6 +33,9 @@ fn main() -> ExitCode {
     let ran = match words.as_slice() {
         ["prepare", folder, model] => prepare(Path::new(folder), model),
         ["serve", folder, model, strategy] => serve(Path::new(folder), model, strategy),
+        ["update", optimizer, shapes] => updates(optimizer, shapes),
+        ["losses", optimizer, seeds, steps] => losses(optimizer, seeds, steps, None),
+        ["losses", optimizer, seeds, steps, rate] => losses(optimizer, seeds, steps, Some(rate)),
         _ => try_all(),
     };
     match ran {
@@ -56,14 +63,28 @@ fn serve(folder: &Path, model: &str, strategy: &str) -> Result<(), Failure> {
     training.vs.load(folder.join(start::WEIGHTS))?;
     let mut start = Start::read(folder)?;
     tch::manual_seed(0);
+    answer(|| step(&mut training, &start.batch(&config)?))
+}
+
+fn updates(optimizer: &str, shapes: &str) -> Result<(), Failure> {
+    let mut updates = Updates::start(optimizer, shapes)?;
+    answer(|| updates.step().map(|(seconds, bytes)| (seconds, bytes, 0.0)))
+}
+
+fn losses(optimizer: &str, seeds: &str, steps: &str, rate: Option<&str>) -> Result<(), Failure> {
+    update::losses(optimizer, seeds.parse()?, steps.parse()?, rate.map(str::parse).transpose()?)
+}
+
+/// Says that it is ready and answers each `step` with one line.
+fn answer(mut step: impl FnMut() -> Result<(f64, u64, f64), Failure>) -> Result<(), Failure> {
     let mut output = std::io::stdout();
     writeln!(output, "ready memfit {}", tch::get_num_threads())?;
     for line in std::io::stdin().lock().lines() {
         if line?.trim() != "step" {
             break;
         }
-        let (seconds, peak, loss) = step(&mut training, &start.batch(&config)?)?;
-        writeln!(output, "{seconds:.6} {peak} {loss:.9}")?;
+        let (seconds, bytes, loss) = step()?;
+        writeln!(output, "{seconds:.6} {bytes} {loss:.9}")?;
     }
     Ok(())
 }
@@ -83,7 +104,7 @@ fn step(training: &mut Training, batch: &(tch::Tensor, tch::Tensor)) -> Result<(
 fn try_all() -> Result<(), Failure> {
     let folder = std::env::temp_dir().join(format!("memfit-peers-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let tried = try_in(&folder);
+    let tried = try_in(&folder).and_then(|()| try_optimizers());
     std::fs::remove_dir_all(&folder)?;
     tried
 }
@@ -99,6 +120,16 @@ fn try_in(folder: &Path) -> Result<(), Failure> {
         step(&mut training, &start.batch(&config)?)?;
         let (seconds, peak, loss) = step(&mut training, &start.batch(&config)?)?;
         println!("{name}: {:.1} ms, peak {:.2} MB, loss {loss:.4}", seconds * 1e3, peak as f64 / 1e6);
+    }
+    Ok(())
+}
+
+/// Every optimizer makes an update, and teaches for two steps.
+fn try_optimizers() -> Result<(), Failure> {
+    for choice in Choice::ALL {
+        let (seconds, bytes) = Updates::start(choice.name(), "96x64,96")?.step()?;
+        println!("{}: {bytes} B of state, {:.1} ms", choice.name(), seconds * 1e3);
+        update::losses(choice.name(), 1, 2, None)?;
     }
     Ok(())
 }

@@ -104,7 +104,7 @@ def peak():
 
 
 def strategy():
-    every, micros, bf16 = 0, 1, False
+    every, micros, bf16, in_backward = 0, 1, False, False
     for part in args.strategy.split("+"):
         name, _, number = part.partition(":")
         if name == "checkpoint":
@@ -113,16 +113,38 @@ def strategy():
             micros = int(number)
         elif name == "bf16":
             bf16 = True
+        elif name == "in-backward":
+            in_backward = True
         elif name != "plain":
             sys.exit(f"PyTorch has no strategy {name}")
-    return every, micros, bf16
+    return every, micros, bf16, in_backward
+
+
+def update_in_backward(model):
+    """Each parameter moves as soon as its gradient is there, by an optimizer of its own."""
+
+    def attach(parameter):
+        optimizer = torch.optim.AdamW([parameter], lr=3e-4, fused=True)
+
+        def update(_):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        parameter.register_post_accumulate_grad_hook(update)
+
+    for parameter in model.parameters():
+        attach(parameter)
 
 
 def main():
-    every, micros, bf16 = strategy()
+    every, micros, bf16, in_backward = strategy()
     model = Gpt(every)
     model.load_state_dict(load_file(f"{args.folder}/weights.safetensors"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    if in_backward:
+        update_in_backward(model)
+        optimizers = []
+    else:
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)]
     data = Data()
     torch.manual_seed(0)
 
@@ -139,8 +161,9 @@ def main():
             loss.backward()
             total = total + loss.detach()
             del loss
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return total
 
     print("ready", torch.__version__, torch.get_num_threads(), flush=True)

@@ -31,7 +31,7 @@ pub fn plan(name: &str, folder: &Path) -> Result<Plan, Failure> {
             "checkpoint" => plan.recompute = Recompute::Every(number),
             "accumulate" => plan.accumulate = number,
             "disk-activations" => plan.activations = Some(folder.to_owned()),
-            "disk-optimizer" => plan.optimizer = Some(folder.to_owned()),
+            "disk-optimizer" => plan.state = Some(folder.to_owned()),
             _ => return Err(format!("there is no strategy `{part}`").into()),
         }
     }

@@ -1,4 +1,5 @@
 //! What each bench prints beside criterion's times: peak bytes, and pairs run in turns.
+#![allow(dead_code)]
 
 use std::time::Instant;
 
@@ -35,7 +36,8 @@ fn seconds(runs: usize, body: &mut impl FnMut()) -> f64 {
     start.elapsed().as_secs_f64() / runs as f64
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle one.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

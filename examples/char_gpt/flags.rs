@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum, value_parser};
 use memfit::memory::Bytes;
 
-use crate::gpt::{Amp, Config, Plan, Recompute};
+use crate::gpt::{Amp, Choice, Config, Plan, Recompute};
 
 /// Trains a byte-level GPT on text, within an enforced memory budget.
 #[derive(Debug, Parser)]
@@ -33,15 +34,33 @@ pub struct Flags {
     /// Keep the blocks' weights in files in this folder
     #[arg(long, value_name = "DIR")]
     offload_parameters: Option<PathBuf>,
+    /// Save the training in this folder, at the end and where it is interrupted too
+    #[arg(long, value_name = "DIR")]
+    pub snapshot: Option<PathBuf>,
+    /// Steps between two snapshots
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u64).range(1..))]
+    pub snapshot_every: u64,
+    /// Go on from the newest snapshot in the folder
+    #[arg(long, requires = "snapshot")]
+    pub resume: bool,
+    /// Stop after so many steps of this call, as Ctrl-C does
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub pause_after: Option<u64>,
+    /// Print the loss of each step
+    #[arg(long)]
+    pub losses: bool,
     /// Updates to make
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
     /// Rows of text in one batch
     #[arg(long, value_parser = value_parser!(u16).range(1..=4096))]
     batch: Option<u16>,
-    /// Highest learning rate
-    #[arg(long, default_value = "1e-3", value_parser = |text: &str| number(text, 0.0, 1.0))]
-    lr: f64,
+    /// How the weights are updated
+    #[arg(long, default_value = Choice::AdamW.name(), value_parser = choice())]
+    optimizer: Choice,
+    /// Highest learning rate; without it, one that suits the optimizer
+    #[arg(long, value_parser = |text: &str| number(text, 0.0, 10.0))]
+    lr: Option<f64>,
     /// Share of each block's output that is dropped in training
     #[arg(long, default_value = "0.1", value_parser = |text: &str| number(text, 0.0, 0.99))]
     dropout: f64,
@@ -85,9 +104,10 @@ impl Flags {
             recompute: self.checkpoint,
             accumulate: usize::from(self.accumulate),
             activations: self.offload.clone(),
-            optimizer: self.offload_optimizer.clone(),
+            optimizer: self.optimizer,
+            state: self.offload_optimizer.clone(),
             weights: self.offload_parameters.clone(),
-            lr: self.lr,
+            lr: self.lr.unwrap_or_else(|| self.optimizer.rate(&self.config())),
         }
     }
 
@@ -110,6 +130,11 @@ fn recompute(text: &str) -> Result<Recompute, String> {
         (_, Ok(n)) if n > 0 => Ok(Recompute::Every(n)),
         _ => Err("neither off, all nor a number above 0".to_owned()),
     }
+}
+
+fn choice() -> impl TypedValueParser<Value = Choice> {
+    let names = PossibleValuesParser::new(Choice::ALL.map(Choice::name));
+    names.map(|name| Choice::named(&name).unwrap_or(Choice::AdamW))
 }
 
 fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {

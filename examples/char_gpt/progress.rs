@@ -19,7 +19,9 @@ pub struct Progress {
     start: Instant,
     shown: Instant,
     steps: u64,
+    from: u64,
     done: u64,
+    losses: bool,
     tokens: f64,
     /// Highest live bytes of all steps.
     pub peak: u64,
@@ -28,15 +30,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(steps: u64) -> Self {
+    /// Of a run of `steps`, of which `from` are done; `losses` prints each.
+    pub fn new(steps: u64, from: u64, losses: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(steps) } else { ProgressBar::hidden() };
         if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg}") {
             bar.set_style(style);
         }
         let now = Instant::now();
-        let (done, tokens, peak, skipped) = (0, 0.0, 0, 0);
-        Self { bar, terminal, start: now, shown: now - PAUSE, steps, done, tokens, peak, skipped }
+        let (tokens, peak, skipped) = (0.0, 0, 0);
+        let shown = now.checked_sub(PAUSE).unwrap_or(now);
+        Self { bar, terminal, start: now, shown, steps, from, done: from, losses, tokens, peak, skipped }
     }
 
     /// Counts one step and shows it.
@@ -49,7 +53,11 @@ impl Progress {
             StepOutcome::Stepped { loss, scale, tokens, peak, .. } => {
                 self.tokens += tokens;
                 self.peak = self.peak.max(*peak);
-                (format!("loss {:.3}", loss.double_value(&[])), *scale)
+                let loss = loss.double_value(&[]);
+                if self.losses {
+                    self.bar.suspend(|| println!("loss of step {}: {loss}", self.done));
+                }
+                (format!("loss {loss:.3}"), *scale)
             }
             StepOutcome::Skipped { .. } => {
                 self.skipped += 1;
@@ -68,7 +76,8 @@ impl Progress {
     fn show(&self, loss: String) -> Result<(), Failure> {
         let seconds = self.start.elapsed().as_secs_f64();
         let live = memory::stats(Device::Cpu)?.current as f64 / 1e6;
-        let left = Duration::from_secs_f64(seconds / self.done as f64 * (self.steps - self.done) as f64);
+        let (here, left) = ((self.done - self.from) as f64, self.steps.saturating_sub(self.done) as f64);
+        let left = Duration::from_secs_f64(seconds / here * left);
         let message = format!(
             "{loss} | {:.0} tokens/s | live {live:.1} peak {:.1} MB | {} left",
             self.tokens / seconds,
@@ -88,8 +97,13 @@ impl Progress {
         self.bar.finish();
     }
 
-    /// Steps done and seconds taken.
-    pub fn so_far(&self) -> (u64, f64) {
-        (self.done, self.start.elapsed().as_secs_f64())
+    /// Steps done, those before this call too.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Steps of this call and the seconds that they took.
+    pub fn here(&self) -> (u64, f64) {
+        (self.done - self.from, self.start.elapsed().as_secs_f64())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use memfit::memory;
 use memfit::tch::{Device, Tensor, nn, nn::OptimizerConfig};
 
-use crate::gpt::{Amp, Config, Failure, Gpt, Plan, Random, Recompute, Text};
+use crate::gpt::{Amp, Choice, Config, Failure, Gpt, Plan, Random, Recompute, Text};
 
 /// Peak bytes and the fastest step's milliseconds.
 struct Measured {
@@ -17,7 +17,8 @@ struct Measured {
 ///
 /// # Errors
 /// A stack that cannot be built or trained.
-pub fn print(config: &Config, text: &Text, lr: f64, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
+pub fn print(config: &Config, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
+    let lr = Choice::AdamW.rate(config);
     let batch = text.batch(config, &mut Random::new(1), Device::Cpu);
     println!("{:<54} {:>9} {:>9} {:>9} {:>9}", "one step of", "peak MB", "of plain", "ms", "of plain");
     let plain = plain(config, &batch, lr)?;
@@ -43,7 +44,7 @@ fn plans(lr: f64) -> [Plan; 4] {
     let bf16 = Plan { amp: Amp::Bf16, ..none.clone() };
     let recomputed = Plan { recompute: Recompute::Every(1), ..bf16.clone() };
     let split = Plan { accumulate: 4, ..recomputed.clone() };
-    let on_disk = Plan { optimizer: Some(std::env::temp_dir()), ..split.clone() };
+    let on_disk = Plan { state: Some(std::env::temp_dir()), ..split.clone() };
     [bf16, recomputed, split, on_disk]
 }
 

@@ -6,10 +6,12 @@
 #![allow(dead_code, unused_imports)] // each example uses its part
 
 mod model;
+mod optimizer;
 mod plan;
 mod text;
 
 pub use model::{Config, Gpt, Recompute};
+pub use optimizer::{Choice, With};
 pub use plan::{Amp, Plan, Training};
 pub use text::{Random, Text};
 

@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 
-use memfit::optim::{AdamW, AdamWConfig};
+use memfit::optim::Optimizer;
 use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
 use memfit::tch::{Device, Tensor, nn};
 use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
 
-use super::{Config, Gpt, Recompute};
+use super::{Choice, Config, Gpt, Recompute, With};
 
 /// The dtype of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,9 @@ pub struct Plan {
     pub accumulate: usize,
     /// Where activations go, if they leave memory.
     pub activations: Option<PathBuf>,
+    pub optimizer: Choice,
     /// Where the optimizer's state lives, if not in memory.
-    pub optimizer: Option<PathBuf>,
+    pub state: Option<PathBuf>,
     /// Where the blocks' weights live, if not in memory.
     pub weights: Option<PathBuf>,
     pub lr: f64,
@@ -34,14 +35,14 @@ pub struct Plan {
 impl Plan {
     /// No strategy at all.
     pub fn plain(lr: f64) -> Self {
-        let (activations, optimizer, weights) = (None, None, None);
         Self {
             amp: Amp::Off,
             recompute: Recompute::Never,
             accumulate: 1,
-            activations,
-            optimizer,
-            weights,
+            activations: None,
+            optimizer: Choice::AdamW,
+            state: None,
+            weights: None,
             lr,
         }
     }
@@ -59,13 +60,16 @@ impl Plan {
             Recompute::Every(1) => parts.push("checkpoint".to_owned()),
             Recompute::Every(n) => parts.push(format!("checkpoint 1 of {n}")),
         }
+        if self.optimizer != Choice::AdamW {
+            parts.push(self.optimizer.name().to_owned());
+        }
         if self.accumulate > 1 {
             parts.push(format!("accumulate {}", self.accumulate));
         }
         if self.activations.is_some() {
             parts.push("activations on disk".to_owned());
         }
-        if self.optimizer.is_some() {
+        if self.state.is_some() {
             parts.push("optimizer on disk".to_owned());
         }
         if self.weights.is_some() {
@@ -103,13 +107,7 @@ impl Plan {
             Some(folder) => Gpt::with_weights_in(&vs.root(), config, self.recompute, folder)?,
             None => Gpt::new(&vs.root(), config, self.recompute),
         };
-        let optimizer = AdamW::new(&vs, AdamWConfig::default().lr(self.lr))?;
-        let mut stack = match (&self.optimizer, &self.weights) {
-            (Some(folder), _) => Stack::of(&vs, CpuOffload::optimizer(optimizer).disk(folder)?),
-            // The update brings weights that are away in, one at a time.
-            (None, Some(_)) => Stack::of(&vs, CpuOffload::optimizer(optimizer).resident()?),
-            (None, None) => Stack::of(&vs, optimizer),
-        };
+        let mut stack = self.optimizer.make(&vs, self.lr, Stacked { plan: self, vs: &vs })?;
         match self.amp {
             Amp::Off => {}
             Amp::Bf16 => stack = stack.with(AmpScaler::bf16()),
@@ -122,6 +120,26 @@ impl Plan {
             stack = stack.with(CpuOffload::activations().disk(folder));
         }
         Ok(Training { vs, model, stack: more(stack).build()? })
+    }
+}
+
+/// A stack over the optimizer, its state where the plan wants it.
+struct Stacked<'a> {
+    plan: &'a Plan,
+    vs: &'a nn::VarStore,
+}
+
+impl With for Stacked<'_> {
+    type Out = StackBuilder;
+
+    fn with<O: Optimizer + 'static>(self, optimizer: O) -> Result<StackBuilder> {
+        let Self { plan, vs } = self;
+        Ok(match (&plan.state, &plan.weights) {
+            (Some(folder), _) => Stack::of(vs, CpuOffload::optimizer(optimizer).disk(folder)?),
+            // The update brings weights that are away in, one at a time.
+            (None, Some(_)) => Stack::of(vs, CpuOffload::optimizer(optimizer).resident()?),
+            (None, None) => Stack::of(vs, optimizer),
+        })
     }
 }
 

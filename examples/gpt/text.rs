@@ -72,6 +72,12 @@ impl Text {
         &self.train
     }
 
+    /// A number that another text does not have, but for chance (FNV-1a).
+    pub fn fingerprint(&self) -> u64 {
+        let bytes = self.train.iter().chain(&self.validation);
+        bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    }
+
     /// Bytes in all.
     pub fn len(&self) -> usize {
         self.train.len() + self.validation.len()
@@ -135,6 +141,11 @@ pub struct Random(u64);
 impl Random {
     pub fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// What `new` takes to go on from here.
+    pub fn state(&self) -> u64 {
+        self.0
     }
 
     /// A number below `limit`; 0 for an empty range.

@@ -3,13 +3,20 @@
 //! Only safe functions leave this room. Each submodule mirrors one `.cpp` file.
 #![allow(unsafe_code)]
 
+pub(crate) mod accumulate;
+pub(crate) mod adafactor;
+pub(crate) mod adamw8bit;
 pub(crate) mod autocast;
+pub(crate) mod bytes;
 mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
+pub(crate) mod lion;
 pub(crate) mod memory;
+pub(crate) mod mixed;
 pub(crate) mod multi;
+pub(crate) mod muon;
 pub(crate) mod optim;
 pub(crate) mod recompute;
 pub(crate) mod rng;

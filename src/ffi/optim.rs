@@ -25,12 +25,12 @@ pub(super) struct RawMoving {
 /// `mf_adam` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct RawAdam {
-    beta1: f64,
-    beta2: f64,
-    epsilon: f64,
-    divisor: f64,
-    decoupled: c_int,
+pub(super) struct RawAdam {
+    pub(super) beta1: f64,
+    pub(super) beta2: f64,
+    pub(super) epsilon: f64,
+    pub(super) divisor: f64,
+    pub(super) decoupled: c_int,
 }
 
 /// `mf_sgd` of the header.

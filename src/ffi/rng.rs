@@ -19,6 +19,8 @@ unsafe extern "C" {
     fn mf_rng_moved(saved: *mut RawRng) -> c_int;
     safe fn mf_rng_bytes() -> usize;
     fn mf_rng_free(saved: *mut RawRng);
+    fn mf_rng_pack(saved: *mut RawRng, out: *mut *mut C_tensor) -> c_int;
+    fn mf_rng_unpack(state: *const C_tensor, out: *mut *mut RawRng) -> c_int;
     fn mf_rng_device_state(device: c_int, out: *mut *mut C_tensor) -> c_int;
     fn mf_rng_set_device_state(device: c_int, state: *const C_tensor) -> c_int;
 }
@@ -49,6 +51,23 @@ impl CpuRng {
     pub(crate) fn moved(&self) -> bool {
         // SAFETY: the copy is ours and alive.
         unsafe { mf_rng_moved(self.0) != 0 }
+    }
+
+    /// The copy as libtorch's own state tensor, on the host.
+    pub(crate) fn pack(&self) -> Result<Tensor> {
+        let mut state = std::ptr::null_mut();
+        // SAFETY: the copy is ours and alive; `state` is written on success.
+        check(unsafe { mf_rng_pack(self.0, &mut state) })?;
+        // SAFETY: the handle is owned by us alone.
+        Ok(unsafe { Tensor::from_ptr(state) })
+    }
+
+    /// A copy from libtorch's own state tensor.
+    pub(crate) fn unpack(state: &Tensor) -> Result<Self> {
+        let mut saved = std::ptr::null_mut();
+        // SAFETY: the handle is borrowed for the call; `saved` is written on success.
+        check(unsafe { mf_rng_unpack(state.as_ptr(), &mut saved) })?;
+        Ok(Self(saved))
     }
 
     /// Bytes of a copy.

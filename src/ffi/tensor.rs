@@ -12,6 +12,7 @@ unsafe extern "C" {
     fn mf_tensor_identity(tensor: *const C_tensor) -> usize;
     fn mf_storage_identity(tensor: *const C_tensor) -> usize;
     fn mf_tensor_version(tensor: *const C_tensor) -> u64;
+    fn mf_tensor_bump(tensor: *const C_tensor);
     fn mf_tensor_put_back(tensor: *const C_tensor, bytes: *const C_tensor) -> c_int;
 }
 
@@ -31,6 +32,12 @@ pub(crate) fn storage_identity(tensor: &Tensor) -> usize {
 pub(crate) fn version(tensor: &Tensor) -> u64 {
     // SAFETY: the handle is borrowed for the call.
     unsafe { mf_tensor_version(tensor.as_ptr()) }
+}
+
+/// Counts a change that was made below libtorch.
+pub(crate) fn bump(tensor: &Tensor) {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { mf_tensor_bump(tensor.as_ptr()) };
 }
 
 /// Puts a value back that the tensor held before, without counting a change.

@@ -36,13 +36,16 @@ mod entry;
 mod ledger;
 mod moved;
 mod optimizer;
+mod order;
 mod parameters;
+mod state_home;
 mod weights;
 
 pub use activations::ActivationOffload;
 pub use moved::{Moved, Observer};
-pub use optimizer::{OptimizerOffload, StateHome};
+pub use optimizer::OptimizerOffload;
 pub use parameters::{ParameterOffload, Plain, Present, WeightsHome, WithTrain};
+pub use state_home::StateHome;
 pub(crate) use weights::{Hold, hold, is_offloaded};
 
 use crate::optim::{Optimizer, Parameters};

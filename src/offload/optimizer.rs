@@ -1,4 +1,3 @@
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tch::{Device, Tensor};
@@ -6,65 +5,16 @@ use tch::{Device, Tensor};
 use super::activations::no_tier;
 use super::berth::Berths;
 use super::carrier::Carrier;
-use super::disk::Disk;
 use super::moved::{Moved, Observer};
+use super::order::{AHEAD, Order};
+use super::state_home::Home;
 use super::weights;
 use crate::error::{Error, Result};
 use crate::ffi::grad;
 use crate::memory::Role;
-use crate::optim::{GroupOptions, Optimizer, ParamGroup};
+use crate::optim::{Accumulates, GroupOptions, Optimizer, ParamGroup, Share, bytes_of};
 use crate::state::{Named, Residence, StateVisitor};
-use crate::step::{Conflict, Strategy, Update};
-
-/// Where an optimizer's state will live; made by
-/// [`CpuOffload::optimizer`](super::CpuOffload::optimizer).
-#[derive(Debug)]
-#[must_use = "say where the state lives: `.disk(folder)?` or `.host()?`"]
-pub struct StateHome<O> {
-    inner: O,
-}
-
-impl<O: Optimizer> StateHome<O> {
-    pub(super) fn new(inner: O) -> Self {
-        Self { inner }
-    }
-
-    /// The state lives in a temporary file in this folder. It is made, and the file reserved
-    /// at full size, by `build()`, or by [`Optimizer::allocate`] in a plain loop.
-    ///
-    /// # Errors
-    /// [`Error::Io`] for an unusable folder; [`Error::Unsupported`] for an
-    /// optimizer whose state cannot be reached; out of memory.
-    pub fn disk(self, folder: impl AsRef<Path>) -> Result<OptimizerOffload<O>> {
-        let disk = Disk::new(folder.as_ref())?;
-        OptimizerOffload::new(self.inner, Home::Disk(disk, folder.as_ref().to_owned()))
-    }
-
-    /// The state stays where it is: for weights that are offloaded, see
-    /// [`ParameterOffload`](super::ParameterOffload).
-    ///
-    /// # Errors
-    /// As [`StateHome::disk`].
-    pub fn resident(self) -> Result<OptimizerOffload<O>> {
-        OptimizerOffload::new(self.inner, Home::Resident)
-    }
-
-    /// The state of parameters on CUDA lives, and their update runs, on the host.
-    ///
-    /// # Errors
-    /// [`Error::Incompatible`] where no parameter is on CUDA: the host is where the state is
-    /// already. As [`StateHome::disk`].
-    pub fn host(self) -> Result<OptimizerOffload<O>> {
-        OptimizerOffload::new(self.inner, Home::Host)
-    }
-}
-
-#[derive(Debug)]
-enum Home {
-    Resident,
-    Host,
-    Disk(Arc<Disk>, PathBuf),
-}
+use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Update, WindowRule};
 
 /// An optimizer whose state is in memory for one parameter at a time.
 ///
@@ -80,6 +30,14 @@ pub struct OptimizerOffload<O> {
     /// `None`: the state stays in memory.
     berths: Option<Arc<Berths>>,
     observer: Observer,
+    order: Order,
+}
+
+/// What is done with one parameter while its state is here.
+enum Work<'a> {
+    Step(&'a Update),
+    Join(&'a Update, Share),
+    StepJoined(&'a Update),
 }
 
 /// Where parameters that are on an accelerator are updated.
@@ -90,7 +48,16 @@ enum UpdateOn {
 }
 
 impl<O: Optimizer> OptimizerOffload<O> {
-    fn new(inner: O, home: Home) -> Result<Self> {
+    pub(super) fn new(inner: O, home: Home) -> Result<Self> {
+        if inner.gradients().changes_in_backward() {
+            return Err(Error::Unsupported {
+                what: "offloading the state of an optimizer that updates in backward".to_owned(),
+                place: format!("by {}", inner.name()),
+                remedy:
+                    "wrap it the other way round: InBackward::new(CpuOffload::optimizer(…).disk(folder)?)"
+                        .to_owned(),
+            });
+        }
         if !inner.has_state() {
             return Err(Error::Unsupported {
                 what: "offloading the state of an optimizer that hides it".to_owned(),
@@ -113,7 +80,8 @@ impl<O: Optimizer> OptimizerOffload<O> {
                 (format!(".disk({:?})", folder.display().to_string()), UpdateOn::Host, Some(berths))
             }
         };
-        let mut offload = Self { inner, described, update_on, berths, observer };
+        let order = Order::default();
+        let mut offload = Self { inner, described, update_on, berths, observer, order };
         offload.adopt_all()?;
         Ok(offload)
     }
@@ -176,11 +144,34 @@ impl<O: Optimizer> OptimizerOffload<O> {
         self.inner.state_of(group, index).into_iter().for_each(|state| berths.announce(state));
     }
 
+    fn parameter(&self, group: usize, index: usize) -> Result<Tensor> {
+        let found = self.inner.groups().get(group).and_then(|group| group.parameters().get(index));
+        found
+            .map(|named| named.tensor.shallow_clone())
+            .ok_or_else(|| Error::config("step_parameter", format!("no parameter {index} in group {group}")))
+    }
+
+    /// Does something with one parameter while its state visits.
+    fn visit(&mut self, group: usize, index: usize, work: &Work<'_>) -> Result<()> {
+        let parameter = self.parameter(group, index)?;
+        self.arrive(group, index)?;
+        self.move_one(group, index, &parameter, work)?;
+        self.go_home(group, index).map_err(poisoned)
+    }
+
+    fn work(&mut self, group: usize, index: usize, work: &Work<'_>) -> Result<()> {
+        match *work {
+            Work::Step(update) => self.inner.step_parameter(group, index, update),
+            Work::Join(update, share) => self.inner.accumulate(group, index, update, share),
+            Work::StepJoined(update) => self.inner.step_accumulated(group, index, update),
+        }
+    }
+
     /// Moves one parameter whose state is here.
-    fn move_one(&mut self, group: usize, index: usize, parameter: &Tensor, update: &Update) -> Result<()> {
+    fn move_one(&mut self, group: usize, index: usize, parameter: &Tensor, work: &Work<'_>) -> Result<()> {
         let visiting = weights::hold(parameter)?;
         if !self.leaves_device(parameter) {
-            self.inner.step_parameter(group, index, update)?;
+            self.work(group, index, work)?;
             return visiting.map_or(Ok(()), |hold| hold.end().map_err(poisoned));
         }
         let host = on_host(parameter)?;
@@ -188,7 +179,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
             grad::set(&host, &gradient.f_to_device(Device::Cpu)?)?;
         }
         self.exchange(group, index, &host);
-        let moved = self.inner.step_parameter(group, index, update);
+        let moved = self.work(group, index, work);
         self.exchange(group, index, parameter);
         moved?;
         tch::no_grad(|| parameter.shallow_clone().f_copy_(&host))?;
@@ -238,10 +229,31 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
         self.inner.groups_mut()
     }
 
+    fn gradients(&self) -> GradientUse {
+        if self.berths.is_some() { GradientUse::Announced } else { GradientUse::AtUpdate }
+    }
+
+    fn gradient_ready(&mut self, ready: &Ready) -> Result<Heard> {
+        let Ready { group, index, .. } = *ready;
+        self.order.add((group, index));
+        let bytes: u64 = self.inner.state_of(group, index).iter().map(|state| bytes_of(state)).sum();
+        if self.order.announced + bytes <= AHEAD {
+            self.order.announced += bytes;
+            self.announce(group, index);
+        }
+        Ok(Heard::Noted)
+    }
+
+    fn exactness(&self, window: WindowRule) -> Exactness {
+        self.inner.exactness(window)
+    }
+
     fn step(&mut self, update: &Update) -> Result<()> {
+        let order = std::mem::take(&mut self.order);
         self.allocate()?;
         let mut due = self.all();
         due.retain(|(.., parameter)| parameter.requires_grad() && grad::get(parameter).is_some());
+        due.sort_by_key(|(group, index, _)| order.place((*group, *index)));
         let Some((group, index, _)) = due.first() else { return self.inner.begin(update) };
         // The first read comes before anything has moved or been counted.
         self.arrive(*group, *index)?;
@@ -250,8 +262,9 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
             if let Some((group, index, _)) = due.get(done + 1) {
                 self.announce(*group, *index);
             }
-            let moved =
-                self.arrive(*group, *index).and_then(|()| self.move_one(*group, *index, parameter, update));
+            let moved = self
+                .arrive(*group, *index)
+                .and_then(|()| self.move_one(*group, *index, parameter, &Work::Step(update)));
             if done == 0 {
                 moved?;
             } else {
@@ -291,14 +304,24 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
         self.inner.begin(update)
     }
 
+    fn steps_parameters(&self) -> bool {
+        self.inner.steps_parameters()
+    }
+
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        let found = self.all().into_iter().find(|(g, i, _)| (*g, *i) == (group, index));
-        let Some((.., parameter)) = found else {
-            return self.inner.step_parameter(group, index, update);
-        };
-        self.arrive(group, index)?;
-        self.move_one(group, index, &parameter, update)?;
-        self.go_home(group, index).map_err(poisoned)
+        self.visit(group, index, &Work::Step(update))
+    }
+
+    fn accumulates(&self) -> Accumulates {
+        self.inner.accumulates()
+    }
+
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        self.visit(group, index, &Work::Join(update, share))
+    }
+
+    fn step_accumulated(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
+        self.visit(group, index, &Work::StepJoined(update))
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
@@ -307,6 +330,15 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
 
     fn folds_divisor(&self) -> bool {
         self.inner.folds_divisor()
+    }
+
+    fn refuses_snapshot(&self) -> Option<String> {
+        self.inner.refuses_snapshot()
+    }
+
+    /// Where state lives changes no value.
+    fn identity(&self) -> String {
+        self.inner.identity()
     }
 
     /// As of the inner optimizer; the new group's state is in memory for a moment.

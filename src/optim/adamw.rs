@@ -3,15 +3,20 @@
 //! Decoupled weight decay as in Loshchilov and Hutter, "Decoupled Weight Decay
 //! Regularization" (2019), the decay multiplied by the learning rate; moments as in Kingma
 //! and Ba, "Adam" (2015), bias-corrected, ε outside the root. Known shortcomings: it can fail
-//! to converge on problems where the second moment forgets rare large gradients, and moments
-//! kept in bf16 or fp16 lose small updates.
+//! to converge on problems where the second moment forgets rare large gradients (Reddi et al.
+//! 2018), and in half precision, rounded to nearest, small updates are lost.
 //!
 //! *Cost*: two tensors of each parameter's size and dtype (8 B per fp32 parameter), made
 //! before the first update; one pass over parameter, gradient and moments. No temporary,
 //! but up to 4 MiB where a gradient lies in memory in another order than its parameter.
+//! [`AdamWConfig::moments`] sets 4 B (bf16) or 8 B (fp32) per parameter of any dtype, and takes
+//! no temporary in any order.
 //!
-//! *Limits*: moments have the parameter's dtype; pure bf16 models train better under
-//! `MasterWeights`. An [`Update::divisor`] other than 1 may leave the gradients divided.
+//! *Limits*: pure bf16 models lose small updates, unless under
+//! [`MasterWeights`](crate::strategies::MasterWeights) or with
+//! [`AdamWConfig::stochastic_rounding`]. Moments of another dtype than the parameter's, and
+//! stochastic rounding, are updated on the CPU only. An [`Update::divisor`] other than 1 may
+//! leave the gradients on CUDA divided.
 //!
 //! ```
 //! use memfit::optim::{AdamW, AdamWConfig, Optimizer};
@@ -25,11 +30,14 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use super::recipe::{Kept, Recipe};
+use tch::Kind;
+
+use super::recipe::{Kept, Recipe, check_moments, only_on_cpu};
 use super::slots::{Slots, Slotted};
 use super::{Parameters, check_setting};
 use crate::error::Result;
 use crate::ffi;
+use crate::ffi::mixed::{Adam, Rounding};
 use crate::ffi::optim::{Moving, Rule};
 use crate::state::Named;
 
@@ -47,6 +55,10 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// How weight decay acts.
     pub decay: Decay,
+    /// The dtype of both moments; `None`: the parameter's.
+    pub moments: Option<Kind>,
+    /// The seed of stochastic rounding; `None`: half-precision weights are rounded to nearest.
+    pub stochastic_rounding: Option<u64>,
 }
 
 /// How weight decay acts.
@@ -60,7 +72,15 @@ pub enum Decay {
 
 impl Default for AdamWConfig {
     fn default() -> Self {
-        Self { lr: 1e-3, betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01, decay: Decay::Decoupled }
+        Self {
+            lr: 1e-3,
+            betas: (0.9, 0.999),
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            decay: Decay::Decoupled,
+            moments: None,
+            stochastic_rounding: None,
+        }
     }
 }
 
@@ -95,12 +115,45 @@ impl AdamWConfig {
         self
     }
 
-    fn check(&self) -> Result<()> {
+    /// Keeps both moments in Float or BFloat16, whatever the parameter's dtype; the update is
+    /// computed in fp32 (fp64 for Double weights).
+    ///
+    /// bf16 moments are rounded up or down at random, by bits made of the seed of
+    /// [`AdamWConfig::stochastic_rounding`] (else 0), the parameter's place, its step and the
+    /// element's index. To nearest, a second moment could not decay: 0.999 of a number with 8
+    /// bits is that number again. Half is refused: squares of gradients below 2⁻¹² would be 0.
+    pub fn moments(mut self, kind: Kind) -> Self {
+        self.moments = Some(kind);
+        self
+    }
+
+    /// Rounds BFloat16 and Half weights up or down at random, so that an update below their
+    /// last bit moves them by its size on average. Float and Double weights are not rounded.
+    ///
+    /// The random bits are made of the seed, the parameter's place, its step and the element's
+    /// index: a resumed run and any number of threads draw the same, and libtorch's generators
+    /// are left alone.
+    pub fn stochastic_rounding(mut self, seed: u64) -> Self {
+        self.stochastic_rounding = Some(seed);
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        check_moments(self.moments)?;
         check_setting("lr", self.lr, |v| v >= 0.0, "finite and not negative")?;
         check_setting("betas.0", self.betas.0, |v| (0.0..1.0).contains(&v), "in [0, 1)")?;
         check_setting("betas.1", self.betas.1, |v| (0.0..1.0).contains(&v), "in [0, 1)")?;
         check_setting("epsilon", self.epsilon, |v| v >= 0.0, "finite and not negative")?;
         check_setting("weight_decay", self.weight_decay, |v| v >= 0.0, "finite and not negative")
+    }
+
+    /// Whether one dtype and rounding to nearest serve a parameter.
+    fn plain(&self, parameter: Kind) -> bool {
+        let wide = matches!(parameter, Kind::Float | Kind::Double);
+        match self.moments {
+            None => wide || self.stochastic_rounding.is_none(),
+            Some(kind) => wide && kind == parameter,
+        }
     }
 }
 
@@ -154,16 +207,28 @@ impl Recipe for AdamWConfig {
     }
 
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
-        let kind = parameter.tensor.kind();
+        let kind = self.moments.unwrap_or(parameter.tensor.kind());
         vec![Kept::like("exp_avg", kind), Kept::like("exp_avg_sq", kind)]
+    }
+
+    fn check(&self, parameter: &Named) -> Result<()> {
+        if self.plain(parameter.tensor.kind()) {
+            return Ok(());
+        }
+        only_on_cpu(&self.name(), "moments of another dtype, and stochastic rounding,", parameter)
     }
 
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
         let decoupled = self.decay == Decay::Decoupled;
-        let rule = Rule::Adam { betas: self.betas, epsilon: self.epsilon, decoupled };
-        ffi::optim::step(rule, moving, divisor)
+        if moving.iter().all(|one| self.plain(one.parameter.kind())) {
+            let rule = Rule::Adam { betas: self.betas, epsilon: self.epsilon, decoupled };
+            return ffi::optim::step(rule, moving, divisor);
+        }
+        let adam = Adam { betas: self.betas, epsilon: self.epsilon, decoupled };
+        ffi::mixed::step(adam, Rounding::of(self.stochastic_rounding), moving, divisor)
     }
 }
+
 impl Slotted for AdamW {
     type Recipe = AdamWConfig;
 

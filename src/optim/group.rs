@@ -76,6 +76,12 @@ impl ParamGroup {
 pub trait Parameters {
     /// The parameters, each tensor once, frozen ones too.
     fn named(&self) -> Vec<Named>;
+
+    /// The further names of tensors met more than once, each with the name that
+    /// [`Parameters::named`] gives.
+    fn aliases(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
 }
 
 impl Parameters for VarStore {
@@ -94,11 +100,23 @@ impl Parameters for VarStore {
         });
         once(named)
     }
+
+    /// Buffers' names too.
+    fn aliases(&self) -> Vec<(String, String)> {
+        let mut all: Vec<Named> =
+            self.variables().into_iter().map(|(name, tensor)| Named { name, tensor }).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        again(&all)
+    }
 }
 
 impl Parameters for [Named] {
     fn named(&self) -> Vec<Named> {
         once(self.iter().cloned())
+    }
+
+    fn aliases(&self) -> Vec<(String, String)> {
+        again(self)
     }
 }
 
@@ -112,6 +130,10 @@ impl Parameters for Vec<Named> {
     fn named(&self) -> Vec<Named> {
         self.as_slice().named()
     }
+
+    fn aliases(&self) -> Vec<(String, String)> {
+        self.as_slice().aliases()
+    }
 }
 
 impl Parameters for Vec<Tensor> {
@@ -123,4 +145,17 @@ impl Parameters for Vec<Tensor> {
 fn once(named: impl Iterator<Item = Named>) -> Vec<Named> {
     let mut seen = std::collections::HashSet::new();
     named.filter(|parameter| seen.insert(ffi::tensor::identity(&parameter.tensor))).collect()
+}
+
+/// The names under which a tensor is met again, each with its first.
+fn again(named: &[Named]) -> Vec<(String, String)> {
+    let mut first = std::collections::HashMap::new();
+    let mut aliases = Vec::new();
+    for Named { name, tensor } in named {
+        let known = first.entry(ffi::tensor::identity(tensor)).or_insert(name);
+        if *known != name {
+            aliases.push((name.clone(), known.to_string()));
+        }
+    }
+    aliases
 }

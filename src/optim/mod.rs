@@ -1,14 +1,26 @@
 //! Optimizers: the trait, parameter groups, and the built-in ones.
 
+mod accumulate;
+pub mod adafactor;
 pub mod adamw;
+pub mod adamw8bit;
+mod boxed;
 mod group;
+pub mod in_backward;
+pub mod lion;
+pub mod muon;
 mod recipe;
 pub mod sgd;
 mod slots;
 pub mod tch_adapter;
 
+pub use adafactor::{Adafactor, AdafactorConfig, StepSize};
 pub use adamw::{AdamW, AdamWConfig, Decay};
+pub use adamw8bit::{AdamW8bit, AdamW8bitConfig};
 pub use group::{GroupOptions, ParamGroup, Parameters};
+pub use in_backward::InBackward;
+pub use lion::{Lion, LionConfig};
+pub use muon::{Muon, MuonConfig, Scale};
 pub use sgd::{Momentum, Sgd, SgdConfig};
 pub use tch_adapter::TchOptimizer;
 
@@ -16,7 +28,7 @@ use std::fmt::Debug;
 
 use crate::error::{Error, Result};
 use crate::state::{Named, State, StateVisitor};
-use crate::step::{Conflict, Strategy, Update};
+use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Update, WindowRule};
 
 /// Turns gradients into new parameters.
 ///
@@ -55,6 +67,56 @@ pub trait Optimizer: Debug + Send {
         Ok(())
     }
 
+    /// What it does with gradients before the update.
+    fn gradients(&self) -> GradientUse {
+        GradientUse::AtUpdate
+    }
+
+    /// Told of a gradient during backward, as [`Optimizer::gradients`] asks for.
+    /// [`Optimizer::step`] follows and deals with all that were not told of.
+    ///
+    /// # Errors
+    /// Before anything changed in this window: any error. After: [`Error::Poisoned`].
+    fn gradient_ready(&mut self, ready: &Ready) -> Result<Heard> {
+        let _ = ready;
+        Ok(Heard::Noted)
+    }
+
+    /// What it keeps of the loop written by hand, where windows end by `window`.
+    fn exactness(&self, window: WindowRule) -> Exactness {
+        let _ = window;
+        Exactness::Bitwise
+    }
+
+    /// Whether it has [`Optimizer::begin`] and [`Optimizer::step_parameter`].
+    fn steps_parameters(&self) -> bool {
+        false
+    }
+
+    /// Where it can add up a window's gradients.
+    fn accumulates(&self) -> Accumulates {
+        Accumulates::Nowhere
+    }
+
+    /// Lets one parameter's gradient of one micro-batch join its state, after
+    /// [`Optimizer::begin`]; `update.divisor` is that of the whole window.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        let _ = (group, index, update, share);
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
+
+    /// Moves one parameter by the gradients that joined its state.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    fn step_accumulated(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
+        let _ = (group, index, update);
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
+
     /// Starts one step: counts it and allocates, moves nothing. [`Optimizer::step`] is
     /// `begin`, then [`Optimizer::step_parameter`] for each.
     ///
@@ -90,6 +152,17 @@ pub trait Optimizer: Debug + Send {
     /// Whether its state can be reached, saved and moved.
     fn has_state(&self) -> bool {
         true
+    }
+
+    /// Why no snapshot can be taken at this moment, if so.
+    fn refuses_snapshot(&self) -> Option<String> {
+        None
+    }
+
+    /// What it has to be equal in, to go on from a snapshot; by default its name. A wrapper
+    /// that leaves no trace in the values is what it wraps.
+    fn identity(&self) -> String {
+        self.name()
     }
 
     /// Adds a group; its state is allocated now.
@@ -132,6 +205,26 @@ pub trait Optimizer: Debug + Send {
         self.allocate()?;
         state.load(|visitor| self.visit_state(visitor))
     }
+}
+
+/// Where an optimizer can add up the gradients of a window that it is told of in backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accumulates {
+    /// Its update is no sum over gradients.
+    Nowhere,
+    /// In the gradients themselves: nothing is gained in a window but the last backward.
+    InGradients,
+    /// In its state.
+    InState,
+}
+
+/// Which gradient of a window joins a parameter's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The first one, with which the state takes its step.
+    First,
+    /// A later one.
+    Later,
 }
 
 /// The gradients that an update will use: not those of frozen parameters.

@@ -1,10 +1,12 @@
 use std::fmt::Debug;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
+use super::{Accumulates, Share, unsupported};
+use crate::error::{Error, Result};
 use crate::ffi::optim::Moving;
 use crate::state::{Named, StateVisitor};
+use crate::step::Update;
 
 /// What makes one optimizer differ from another: which state it keeps and how it moves.
 ///
@@ -15,6 +17,12 @@ pub trait Recipe: Debug + Send {
 
     /// Learning rate and weight decay of a group that names none.
     fn defaults(&self) -> (f64, f64);
+
+    /// As [`Recipe::defaults`], where they depend on the group.
+    fn defaults_of(&self, group: usize) -> (f64, f64) {
+        let _ = group;
+        self.defaults()
+    }
 
     /// The state of one parameter of a group. Empty where it needs none.
     fn state(&self, group: usize, parameter: &Named) -> Vec<Kept>;
@@ -28,12 +36,45 @@ pub trait Recipe: Debug + Send {
         Ok(())
     }
 
+    /// Refuses gradients that it cannot use, before a step is counted: asked about all of a
+    /// step, and about each parameter that moves by itself.
+    ///
+    /// # Errors
+    /// Any; nothing has moved.
+    fn ready(&self, moving: &[Moving<'_>], divisor: f64) -> Result<()> {
+        let _ = (moving, divisor);
+        Ok(())
+    }
+
     /// Moves parameters whose state is there; skips those without a gradient. What it needs is
     /// allocated before the first one moves.
     ///
     /// # Errors
     /// Before the first parameter moved: any error. After: `Error::Poisoned`.
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()>;
+
+    /// Where it can add up a window's gradients.
+    fn accumulates(&self) -> Accumulates {
+        Accumulates::Nowhere
+    }
+
+    /// Lets a gradient join a parameter's state.
+    ///
+    /// # Errors
+    /// By default always; where [`Recipe::accumulates`] is `InState`, those of the kernel.
+    fn accumulate(&self, one: &mut Moving<'_>, update: &Update, share: Share) -> Result<()> {
+        let _ = (one, update, share);
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
+
+    /// Moves a parameter by the gradients that joined its state, and counts its step.
+    ///
+    /// # Errors
+    /// As [`Recipe::accumulate`].
+    fn step_accumulated(&self, one: &mut Moving<'_>) -> Result<()> {
+        let _ = one;
+        Err(unsupported(self.name(), "adding gradients up in its state"))
+    }
 
     /// Whether the state tensors of a parameter must be equal in layout to be loaded: names
     /// what else must be, as in a block size.
@@ -74,7 +115,50 @@ impl Kept {
             Some(shape) => Ok(Tensor::f_zeros(shape, (self.kind, device))?),
             // Of a detached handle, so that its strides are kept and no graph is made.
             None if parameter.kind() == self.kind => Ok(parameter.f_detach()?.f_zeros_like()?),
-            None => Ok(parameter.f_detach()?.f_empty_like()?.f_to_kind(self.kind)?.f_zero_()?),
+            None => {
+                let like = Tensor::f_empty_strided(parameter.size(), dense(parameter), (self.kind, device))?;
+                Ok(tch::no_grad(|| like.shallow_clone().f_zero_())?)
+            }
         }
+    }
+}
+
+/// The parameter's strides where its elements lie without gaps, else those of rows.
+fn dense(parameter: &Tensor) -> Vec<i64> {
+    let (sizes, strides) = (parameter.size(), parameter.stride());
+    let last: i64 = sizes.iter().zip(&strides).map(|(size, stride)| (size - 1) * stride).sum();
+    if parameter.numel() as i64 == last + 1 {
+        return strides;
+    }
+    let mut rows = vec![1; sizes.len()];
+    for dimension in (1..sizes.len()).rev() {
+        rows[dimension - 1] = rows[dimension] * sizes[dimension].max(1);
+    }
+    rows
+}
+
+/// Refuses a parameter elsewhere, for updates whose kernel is memfit's own.
+///
+/// # Errors
+/// [`Error::Unsupported`], naming the way out.
+pub(super) fn only_on_cpu(optimizer: &str, what: &str, parameter: &Named) -> Result<()> {
+    match parameter.tensor.device() {
+        Device::Cpu => Ok(()),
+        device => Err(Error::Unsupported {
+            what: format!("{what} for `{}`", parameter.name),
+            place: format!("by {optimizer} on {device:?}"),
+            remedy: format!("keep state and update on the host: CpuOffload::optimizer({optimizer}).host()"),
+        }),
+    }
+}
+
+/// Refuses a dtype that moments are not kept in.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(super) fn check_moments(kind: Option<Kind>) -> Result<()> {
+    match kind {
+        None | Some(Kind::Float | Kind::BFloat16) => Ok(()),
+        Some(kind) => Err(Error::config("moments", format!("must be Float or BFloat16, not {kind:?}"))),
     }
 }

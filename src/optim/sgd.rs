@@ -24,11 +24,12 @@
 
 use super::recipe::{Kept, Recipe};
 use super::slots::{Slots, Slotted};
-use super::{Parameters, check_setting};
+use super::{Accumulates, Parameters, Share, accumulate, check_setting};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::optim::{Moving, Rule};
 use crate::state::Named;
+use crate::step::Update;
 
 /// Settings of [`Sgd`].
 #[non_exhaustive]
@@ -152,7 +153,24 @@ impl Recipe for SgdConfig {
         let rule = Rule::Sgd { momentum: self.momentum, dampening: self.dampening, nesterov };
         ffi::optim::step(rule, moving, divisor)
     }
+
+    fn accumulates(&self) -> Accumulates {
+        match (self.momentum == 0.0, self.kind) {
+            (true, _) => Accumulates::InGradients,
+            (false, Momentum::Heavy) => Accumulates::InState,
+            (false, Momentum::Nesterov) => Accumulates::Nowhere,
+        }
+    }
+
+    fn accumulate(&self, one: &mut Moving<'_>, update: &Update, share: Share) -> Result<()> {
+        accumulate::join(one, (self.momentum, self.dampening), update, share)
+    }
+
+    fn step_accumulated(&self, one: &mut Moving<'_>) -> Result<()> {
+        accumulate::move_joined(one)
+    }
 }
+
 impl Slotted for Sgd {
     type Recipe = SgdConfig;
 

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use tch::{Kind, Tensor};
 
 use super::recipe::{Kept, Recipe};
-use super::{GroupOptions, Optimizer, ParamGroup, Parameters};
+use super::{Accumulates, GroupOptions, Optimizer, ParamGroup, Parameters, Share};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::optim::Moving;
@@ -40,7 +40,7 @@ impl<T: Slotted> Optimizer for T {
 
     fn step(&mut self, update: &Update) -> Result<()> {
         self.slots().present()?;
-        self.slots_mut().begin()?;
+        self.slots_mut().begin(update.divisor)?;
         self.slots_mut().step(update.divisor)
     }
 
@@ -52,12 +52,30 @@ impl<T: Slotted> Optimizer for T {
         self.slots_mut().allocate()
     }
 
-    fn begin(&mut self, _: &Update) -> Result<()> {
-        self.slots_mut().begin()
+    fn begin(&mut self, update: &Update) -> Result<()> {
+        self.slots_mut().begin(update.divisor)
     }
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
         self.slots_mut().step_one(group, index, update.divisor)
+    }
+
+    fn steps_parameters(&self) -> bool {
+        true
+    }
+
+    fn accumulates(&self) -> Accumulates {
+        self.slots().recipe.accumulates()
+    }
+
+    fn accumulate(&mut self, group: usize, index: usize, update: &Update, share: Share) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.accumulate(&mut one, update, share)
+    }
+
+    fn step_accumulated(&mut self, group: usize, index: usize, _: &Update) -> Result<()> {
+        let (recipe, mut one) = self.slots_mut().one(group, index)?;
+        recipe.step_accumulated(&mut one)
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {
@@ -105,6 +123,10 @@ impl<R: Recipe> Slots<R> {
         &self.recipe
     }
 
+    pub(super) fn recipe_mut(&mut self) -> &mut R {
+        &mut self.recipe
+    }
+
     /// Steps begun.
     pub(super) fn steps(&self) -> u64 {
         self.steps
@@ -112,7 +134,7 @@ impl<R: Recipe> Slots<R> {
 
     /// Adds a group, without its state.
     pub(super) fn add(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
-        let (lr, weight_decay) = self.recipe.defaults();
+        let (lr, weight_decay) = self.recipe.defaults_of(self.groups.len());
         let mut known: HashSet<usize> =
             self.groups.iter().flat_map(ParamGroup::parameters).map(identity).collect();
         let mut taken = Vec::new();
@@ -178,14 +200,21 @@ impl<R: Recipe> Slots<R> {
     }
 
     /// Allocates and counts one step.
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, divisor: f64) -> Result<()> {
         self.allocate()?;
+        let (recipe, moving) = self.moving();
+        recipe.ready(&moving, divisor)?;
         self.steps += 1;
         Ok(())
     }
 
     /// Moves all parameters.
     fn step(&mut self, divisor: f64) -> Result<()> {
+        let (recipe, mut moving) = self.moving();
+        recipe.step(&mut moving, divisor)
+    }
+
+    fn moving(&mut self) -> (&R, Vec<Moving<'_>>) {
         let mut moving = Vec::new();
         for (number, (group, slots)) in self.groups.iter().zip(&mut self.slots).enumerate() {
             let pairs = group.parameters().iter().zip(slots).enumerate();
@@ -193,11 +222,19 @@ impl<R: Recipe> Slots<R> {
                 slot.moving(group, parameter, Place { group: number, index })
             }));
         }
-        self.recipe.step(&mut moving, divisor)
+        (&self.recipe, moving)
     }
 
     /// Moves one parameter.
     fn step_one(&mut self, group: usize, index: usize, divisor: f64) -> Result<()> {
+        let (recipe, one) = self.one(group, index)?;
+        let mut moving = [one];
+        recipe.ready(&moving, divisor)?;
+        recipe.step(&mut moving, divisor)
+    }
+
+    /// One parameter with its state, and how it moves.
+    fn one(&mut self, group: usize, index: usize) -> Result<(&R, Moving<'_>)> {
         let place = Place { group, index };
         let found = self.groups.get(group).and_then(|group| Some((group, group.parameters().get(index)?)));
         let slot = self.slots.get_mut(group).and_then(|slots| slots.get_mut(index));
@@ -205,7 +242,7 @@ impl<R: Recipe> Slots<R> {
             let problem = format!("no parameter {index} in group {group}");
             return Err(Error::config("step_parameter", problem));
         };
-        self.recipe.step(&mut [slot.moving(group, parameter, place)], divisor)
+        Ok((&self.recipe, slot.moving(group, parameter, place)))
     }
 
     fn state_of(&mut self, group: usize, index: usize) -> Vec<&mut Tensor> {

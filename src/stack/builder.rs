@@ -1,5 +1,6 @@
 use tch::{Device, nn::VarStore};
 
+use super::finals::Finals;
 use super::start::Start;
 use super::windows::Clock;
 use super::{Health, Model, Stack};
@@ -7,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::optim::{Optimizer, Parameters};
 use crate::state::Named;
-use crate::step::{Conflict, Position, Relation, Strategy, WindowRule};
+use crate::step::{Conflict, Gradients, Measure, Position, Relation, Strategy, WindowRule};
 
 /// Collects strategies for a [`Stack`].
 #[must_use = "a stack is made by build()"]
@@ -15,6 +16,7 @@ use crate::step::{Conflict, Position, Relation, Strategy, WindowRule};
 pub struct StackBuilder {
     parameters: Vec<Named>,
     buffers: Vec<Named>,
+    aliases: Vec<(String, String)>,
     optimizer: Box<dyn Optimizer>,
     strategies: Vec<Box<dyn Strategy>>,
 }
@@ -31,7 +33,9 @@ impl Stack {
             .map(|(name, tensor)| Named { name, tensor })
             .collect();
         buffers.sort_by(|a, b| a.name.cmp(&b.name));
-        Stack::tensors(&parameters, &buffers, optimizer)
+        let mut builder = Stack::tensors(&parameters, &buffers, optimizer);
+        builder.aliases = vs.aliases();
+        builder
     }
 
     /// Starts a stack over a model without a `VarStore`: named parameters and buffers, each
@@ -44,6 +48,7 @@ impl Stack {
         StackBuilder {
             parameters: parameters.named(),
             buffers: buffers.named(),
+            aliases: parameters.aliases().into_iter().chain(buffers.aliases()).collect(),
             optimizer: Box::new(optimizer),
             strategies: Vec::new(),
         }
@@ -64,12 +69,12 @@ impl StackBuilder {
     /// nearest stack that works; a model without trainable parameters or an optimizer over
     /// parameters that the stack does not know; whatever a strategy finds in preparing.
     pub fn build(self) -> Result<Stack> {
-        let Self { parameters, buffers, optimizer, mut strategies } = self;
+        let Self { parameters, buffers, aliases, optimizer, mut strategies } = self;
         let device = device_of(&parameters)?;
         check_known(&parameters, optimizer.as_ref())?;
         refuse_conflicts(&strategies, optimizer.as_ref())?;
         order(&mut strategies)?;
-        let model = Model { parameters, buffers, device };
+        let model = Model { parameters, buffers, aliases, device };
         let registration = crate::saved::register(&model.all())?;
         let mut stack = Stack {
             position: Position::default(),
@@ -80,6 +85,7 @@ impl StackBuilder {
             health: Health::Sound,
             state_bytes: 0,
             warned_of_batch_norm: false,
+            finals: Finals::default(),
             registration,
             model,
             optimizer,
@@ -129,6 +135,11 @@ fn refuse_conflicts(strategies: &[Box<dyn Strategy>], optimizer: &dyn Optimizer)
         if let Some(conflict) = optimizer.conflict(one.as_ref()) {
             return Err(incompatible(optimizer.name(), one.name(), conflict));
         }
+        if optimizer.gradients().changes_in_backward()
+            && let Some(conflict) = needs_gradients(one.as_ref())
+        {
+            return Err(incompatible(optimizer.name(), one.name(), conflict));
+        }
         for other in &strategies[index + 1..] {
             let conflict = one.conflict(other.as_ref()).or_else(|| other.conflict(one.as_ref()));
             if let Some(conflict) = conflict {
@@ -137,6 +148,25 @@ fn refuse_conflicts(strategies: &[Box<dyn Strategy>], optimizer: &dyn Optimizer)
         }
     }
     Ok(())
+}
+
+/// Why a strategy cannot work where parameters move in backward, if so.
+fn needs_gradients(strategy: &dyn Strategy) -> Option<Conflict> {
+    let why = if strategy.measures() != Measure::Nothing {
+        "it measures all gradients before the first parameter moves, and parameters move while others' \
+         gradients are not there yet"
+    } else if strategy.gradients() != Gradients::InPlace {
+        "it needs gradients after backward, and they are gone by then"
+    } else if strategy.retries() {
+        "a window in which parameters moved cannot run again"
+    } else {
+        return None;
+    };
+    Some(Conflict::new(
+        why,
+        "leave one of them out: an optimizer that updates after backward works beside it, with its state offloaded \
+         where memory is short",
+    ))
 }
 
 /// Sorts by place and, at one place, by what the strategies say of each other.

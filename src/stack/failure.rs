@@ -10,6 +10,9 @@ impl Stack {
     pub(super) fn settle(&mut self, failed: Failed) -> Error {
         let Some(open) = &self.open else { return failed.error };
         let micro = open.done();
+        if failed.in_backward && self.finals.changed() {
+            return self.abandon(failed.error);
+        }
         let recovered = self.recover(&failed, micro, None);
         let stays = !failed.in_backward || recovered.contains(&Recovery::MicroBatch);
         let put_back = match (stays, micro) {
@@ -31,6 +34,9 @@ impl Stack {
     pub(super) fn settle_split(&mut self, failed: Failed, rows: Option<i64>) -> (Error, Recovery) {
         let Some(open) = &self.open else { return (failed.error, Recovery::Window) };
         let micro = open.done();
+        if self.finals.changed() {
+            return (self.abandon(failed.error), Recovery::Window);
+        }
         let recovered = self.recover(&failed, micro, rows);
         let retry = recovered.contains(&Recovery::Retry);
         let recovery = if retry { Recovery::Retry } else { Recovery::Window };
@@ -54,9 +60,20 @@ impl Stack {
         self.window_start.go_back(&self.model.buffers)
     }
 
+    /// Drops a window in which parameters or their state changed: there is no way back.
+    pub(super) fn abandon(&mut self, error: Error) -> Error {
+        self.open = None;
+        self.clock.broke(0);
+        self.zero_grad();
+        self.poison(error)
+    }
+
     pub(super) fn poison(&mut self, error: Error) -> Error {
         self.health = Health::Poisoned;
-        Error::Poisoned { source: Box::new(error) }
+        match error {
+            Error::Poisoned { .. } => error,
+            error => Error::Poisoned { source: Box::new(error) },
+        }
     }
 
     pub(super) fn check_health(&self) -> Result<()> {

@@ -3,9 +3,12 @@
 
 mod builder;
 mod failure;
+mod finals;
+mod moment;
 mod phases;
 mod report;
 mod start;
+mod state;
 mod step;
 mod update;
 mod window;
@@ -23,9 +26,10 @@ use crate::error::{Error, Result};
 use crate::memory::Role;
 use crate::optim::{GroupOptions, Optimizer};
 use crate::saved::Registration;
-use crate::state::{Named, State, StateVisitor};
+use crate::state::Named;
 use crate::step::{Position, Preparation, Strategy};
 
+use finals::Finals;
 use start::Start;
 use window::Open;
 use windows::Clock;
@@ -74,6 +78,7 @@ pub struct Stack {
     health: Health,
     state_bytes: u64,
     warned_of_batch_norm: bool,
+    finals: Finals,
     registration: Registration,
 }
 
@@ -82,6 +87,8 @@ pub struct Stack {
 struct Model {
     parameters: Vec<Named>,
     buffers: Vec<Named>,
+    /// Further names of tied tensors, each with the name that the tensor goes by here.
+    aliases: Vec<(String, String)>,
     device: Device,
 }
 
@@ -182,58 +189,6 @@ impl Stack {
         self.optimizer.allocate()?;
         self.state_bytes = self.optimizer.state_bytes();
         Ok(())
-    }
-
-    /// The whole training state: parameters, buffers, optimizer, strategies, position.
-    ///
-    /// # Errors
-    /// An open window; an optimizer whose state is out of reach; out of memory.
-    pub fn state(&mut self) -> Result<State> {
-        self.refuse_open("Stack::state")?;
-        self.check_health()?;
-        State::collect(|visitor| self.visit_state(visitor))
-    }
-
-    /// Loads a state collected from the same stack over the same names.
-    ///
-    /// # Errors
-    /// An open window; [`Error::State`] with every entry that does not fit, and nothing
-    /// changed.
-    pub fn load_state(&mut self, state: &State) -> Result<()> {
-        self.refuse_open("Stack::load_state")?;
-        self.optimizer.allocate()?;
-        state.load(|visitor| self.visit_state(visitor))
-    }
-
-    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        if !self.optimizer.has_state() {
-            return Err(Error::Unsupported {
-                what: "saving and loading".to_owned(),
-                place: format!("with {}", self.optimizer.name()),
-                remedy: "use one of memfit's own optimizers".to_owned(),
-            });
-        }
-        let model = &mut self.model;
-        for (list, named) in [("parameters", &mut model.parameters), ("buffers", &mut model.buffers)] {
-            visitor.nested(list, |visitor| {
-                named.iter_mut().try_for_each(|Named { name, tensor }| {
-                    // A weight that is away visits.
-                    let held = crate::offload::hold(tensor)?;
-                    visitor.tensor(name, tensor)?;
-                    held.map_or(Ok(()), crate::offload::Hold::end)
-                })
-            })?;
-        }
-        visitor.nested("optimizer", |visitor| self.optimizer.visit_state(visitor))?;
-        for strategy in &mut self.strategies {
-            let place = format!("{:?}", strategy.place()).to_lowercase();
-            visitor.nested(&place, |visitor| strategy.visit_state(visitor))?;
-        }
-        visitor.nested("position", |visitor| {
-            visitor.count("steps", &mut self.position.steps)?;
-            visitor.count("windows", &mut self.position.windows)?;
-            visitor.count("micro_batches", &mut self.position.micro_batches)
-        })
     }
 
     fn refuse_open(&self, call: &'static str) -> Result<()> {

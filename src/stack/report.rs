@@ -2,7 +2,7 @@ use std::fmt::{Display, Formatter, Result};
 
 use super::Stack;
 use crate::optim::bytes_of;
-use crate::step::{Exactness, ModelSize};
+use crate::step::{Exactness, ModelSize, WindowRule};
 
 impl Stack {
     /// Sizes of the model, as cost formulas take them.
@@ -19,7 +19,9 @@ impl Stack {
 
     /// What the whole stack keeps of exactness: the weakest promise in it.
     pub fn exactness(&self) -> Exactness {
-        self.strategies().map(|strategy| strategy.exactness()).fold(Exactness::Bitwise, Exactness::and)
+        let window = self.strategies().find_map(|strategy| strategy.window());
+        let optimizer = self.optimizer.exactness(window.unwrap_or(WindowRule::Micros(1)));
+        self.strategies().map(|strategy| strategy.exactness()).fold(optimizer, Exactness::and)
     }
 }
 
@@ -29,9 +31,14 @@ impl Display for Stack {
         let size = self.model_size();
         writeln!(
             f,
-            "{} parameters, {} MB of weights and as much of gradients, on {:?}; exactness: {}",
+            "{} parameters, {} MB of weights and {}, on {:?}; exactness: {}",
             size.parameters,
             megabytes(Some(size.parameter_bytes)),
+            if self.optimizer.gradients().changes_in_backward() {
+                "gradients that go in backward"
+            } else {
+                "as much of gradients"
+            },
             self.model.device,
             self.exactness()
         )?;

@@ -37,6 +37,25 @@ impl Start {
         generators.restore()
     }
 
+    /// The copies, in the order of the buffers.
+    pub(super) fn copies(&self) -> &[Tensor] {
+        &self.copies
+    }
+
+    pub(super) fn generators(&self) -> Option<&Generators> {
+        self.generators.as_ref()
+    }
+
+    /// Is from now on what a snapshot says; a copy that was not saved stays.
+    pub(super) fn replace(&mut self, copies: Vec<Option<Tensor>>, generators: Option<Generators>) {
+        for (copy, saved) in self.copies.iter_mut().zip(copies) {
+            if let Some(saved) = saved {
+                *copy = saved;
+            }
+        }
+        self.generators = generators;
+    }
+
     /// The buffer that changed since, if any. Reads the device.
     pub(super) fn changed<'a>(&self, buffers: &'a [Named]) -> Option<&'a str> {
         let mut pairs = self.copies.iter().zip(buffers);

@@ -8,7 +8,7 @@ use super::windows::Micro;
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::memory::Phase;
-use crate::step::{Batch, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
+use crate::step::{Batch, GradientUse, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
 
 impl Stack {
     /// Runs one micro-batch from [`Stack::windows`]: forward by `loss_of`, backward and, where
@@ -32,7 +32,11 @@ impl Stack {
             });
         }
         let place = Place { last: Some(micro.last), short: micro.short, of: micro.of, rows: None };
-        self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))
+        let outcome = self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))?;
+        if let Some(open) = &mut self.open {
+            open.counted = micro.tokens;
+        }
+        Ok(outcome)
     }
 
     /// Runs one micro-batch of a loop of your own. Where windows have more than one, end the
@@ -96,8 +100,16 @@ impl Stack {
     /// Drops the open window: gradients go, buffers and generators are as at its start.
     ///
     /// # Errors
-    /// libtorch's, in putting buffers back.
+    /// libtorch's, in putting buffers back; [`Error::Poisoned`] where an optimizer took
+    /// gradients of this window into its state already.
     pub fn discard(&mut self) -> Result<()> {
+        if self.open.is_some() && self.finals.changed() {
+            return Err(self.abandon(Error::CallOrder {
+                call: "Stack::discard",
+                state: "after gradients of the window joined the optimizer's state".to_owned(),
+                remedy: "run such a window to its end",
+            }));
+        }
         if self.open.is_some() { self.back_to_window_start() } else { Ok(()) }
     }
 
@@ -139,6 +151,16 @@ impl Stack {
         let each =
             self.strategies.iter().find_map(|strategy| strategy.split(rows)).unwrap_or(rows).clamp(1, rows);
         let of = ((rows + each - 1) / each) as usize;
+        if rows % each != 0 && self.optimizer.gradients() == GradientUse::EachMicroBatch {
+            return Err(stop(Error::Incompatible {
+                left: self.optimizer.name(),
+                right: format!("a batch of {rows} rows in micro-batches of {each}"),
+                why: "gradients of unequal weight cannot be added up in optimizer state".to_owned(),
+                remedy: "take a number of rows that splits evenly, or an optimizer that does not update in \
+                         backward"
+                    .to_owned(),
+            }));
+        }
         for index in 0..of {
             let start = index as i64 * each;
             let range = start..(start + each).min(rows);

@@ -17,7 +17,7 @@ impl Stack {
         let _phase = Phase::Update.enter_step(self.position.windows);
         let open = self.open.take().ok_or_else(never)?;
         self.clock.advance(0);
-        let mut moved = false;
+        let mut moved = self.finals.changed();
         match phases::caught("update", || self.update(&open, &mut moved)) {
             Ok(ended) => Ok(self.count(&open, ended)),
             Err(error) => {
@@ -35,6 +35,7 @@ impl Stack {
     }
 
     fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
+        self.finals.check_end(self.optimizer.gradients(), open.done)?;
         // Allocated now: nothing may fail once a parameter has moved.
         let loss = mean_loss(open)?;
         let optimizer = self.optimizer.as_mut();
@@ -62,15 +63,22 @@ impl Stack {
             buffers: &self.model.buffers,
         };
         let mut lr = Vec::new();
+        let early = *moved;
+        let mut stepped_at_all = false;
         let verdict = phases::update(strategies, &mut phase, &mut |phase| {
             lr = phase.optimizer.groups().iter().map(|group| group.lr).collect();
+            self.finals.check_update(phase)?;
             divide(phase)?;
             // Until the optimizer says otherwise: it may panic half-way.
             *moved = true;
             let stepped = phase.optimizer.step(&phase.update);
-            *moved = !matches!(&stepped, Err(error) if !matches!(error, Error::Poisoned { .. }));
+            *moved = early || !matches!(&stepped, Err(error) if !matches!(error, Error::Poisoned { .. }));
+            stepped_at_all = true;
             stepped.map(|()| Verdict::Stepped)
         })?;
+        if early && !stepped_at_all {
+            return Err(skipped_too_late());
+        }
         let tokens = numbers.tokens;
         Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr, tokens })
     }
@@ -96,6 +104,15 @@ struct Ended {
     grad_norm: Option<f64>,
     lr: Vec<f64>,
     tokens: f64,
+}
+
+/// A strategy skipped an update of which parameters had moved already.
+fn skipped_too_late() -> Error {
+    Error::CallOrder {
+        call: "Strategy::update",
+        state: "and did not call next, after parameters moved in backward".to_owned(),
+        remedy: "declare measures() in a strategy that skips, or use an optimizer that does not update in backward",
+    }
 }
 
 /// The window's weighted mean loss, on the device.

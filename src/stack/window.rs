@@ -2,17 +2,22 @@
 
 use tch::Tensor;
 
+use super::finals::{Event, gradient_use};
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{PeakScope, Phase};
-use crate::step::{Backward, InsideStep, Loss, MicroBatch, Mode, StepOutcome, WindowRule};
+use crate::step::{
+    Backward, GradientUse, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Update, WindowRule,
+};
 
 /// A window that has begun.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) rule: WindowRule,
     pub(super) done: usize,
+    /// Tokens of its batches, as `Windows` counts them.
+    pub(super) counted: u64,
     /// n₀, from the first micro-batch's loss.
     pub(super) first_weight: f64,
     /// Σn.
@@ -40,6 +45,10 @@ pub(super) struct Failed {
 }
 
 impl Open {
+    pub(super) fn new(rule: WindowRule, peak: PeakScope) -> Self {
+        Self { rule, done: 0, counted: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak }
+    }
+
     pub(super) fn done(&self) -> usize {
         self.done
     }
@@ -82,8 +91,15 @@ impl Stack {
         self.window_start.remember(&self.model.buffers)?;
         let peak = PeakScope::new(self.model.device)?;
         let rule = self.rule();
-        self.open =
-            Some(Open { rule, done: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak });
+        let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
+        if wanted.changes_in_backward() {
+            // Not in a hook: parameters look frozen while an offload allocates.
+            self.optimizer.allocate()?;
+        }
+        if wanted != GradientUse::AtUpdate {
+            self.finals.begin(self.optimizer.as_ref())?;
+        }
+        self.open = Some(Open::new(rule, peak));
         Ok(())
     }
 
@@ -122,6 +138,16 @@ impl Stack {
             open.first_weight = weight;
         }
         let seed = loss.seed(open.first_weight);
+        let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
+        let relative = weight / open.first_weight;
+        if wanted == GradientUse::EachMicroBatch {
+            self.finals.check_micro(micro, relative)?;
+        }
+        let told = match (wanted, micro.of) {
+            (GradientUse::AtUpdate, _) => None,
+            (GradientUse::EachMicroBatch, Some(of)) if of > 1 => Some(of as f64),
+            _ => (micro.last == Some(true)).then(|| (open.tokens + weight) / open.first_weight),
+        };
         let parameters = &self.model.parameters;
         let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
         let mut scale = open.scale;
@@ -133,7 +159,10 @@ impl Stack {
             };
             phases::backward(&mut self.strategies, &mut pass, &mut |pass| {
                 scale = pass.seed / seed;
-                ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free)
+                let backward = || ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free);
+                let Some(weight) = told else { return backward() };
+                let update = Update { divisor: weight * scale, position: micro.position };
+                self.finals.during(&mut self.optimizer, Event { micro, update }, backward)
             })?;
             Ok(total)
         })?;
@@ -151,6 +180,7 @@ impl Stack {
         let rule = self.strategies.iter().find_map(|strategy| strategy.window());
         let rule = rule.unwrap_or(WindowRule::Micros(1));
         self.clock.set_rule(rule);
+        self.clock.set_whole(self.optimizer.gradients() == GradientUse::EachMicroBatch);
         rule
     }
 

@@ -1,8 +1,9 @@
-use std::iter::Peekable;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Stack;
+use super::window::Open;
 use crate::error::{Error, Result};
 use crate::step::{Batch, WindowRule};
 
@@ -14,11 +15,30 @@ pub(super) struct Clock {
     breaks: AtomicU64,
     /// Micro-batches done in the open window.
     done: AtomicU64,
+    /// A window that came from a snapshot: its micro-batches and their tokens. The next
+    /// `Windows` goes on with it.
+    resumed: Mutex<Option<(usize, u64)>>,
+    /// Whether a window's number of micro-batches has to be known when it begins.
+    whole: AtomicBool,
 }
 
 impl Clock {
     pub(super) fn new(rule: WindowRule) -> Arc<Self> {
-        Arc::new(Self { rule: Mutex::new(rule), breaks: AtomicU64::new(0), done: AtomicU64::new(0) })
+        Arc::new(Self {
+            rule: Mutex::new(rule),
+            breaks: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            resumed: Mutex::new(None),
+            whole: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn set_whole(&self, whole: bool) {
+        self.whole.store(whole, Ordering::Release);
+    }
+
+    fn whole(&self) -> bool {
+        self.whole.load(Ordering::Acquire)
     }
 
     pub(super) fn set_rule(&self, rule: WindowRule) {
@@ -37,6 +57,16 @@ impl Clock {
     pub(super) fn broke(&self, done: usize) {
         self.advance(done);
         self.breaks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The stack's window is now one from a snapshot, or there is none.
+    pub(super) fn resume(&self, window: Option<(usize, u64)>) {
+        self.broke(window.map_or(0, |(done, _)| done));
+        *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = window;
+    }
+
+    fn take_resumed(&self) -> Option<(usize, u64)> {
+        self.resumed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn breaks(&self) -> u64 {
@@ -60,12 +90,18 @@ pub struct Micro<B> {
     /// Whether the data ends before the window is full.
     pub short: bool,
     pub(super) of: Option<usize>,
+    /// Tokens of the window, this one's included.
+    pub(super) tokens: u64,
 }
 
-/// Batches with their places in their windows; looks one batch ahead. From
+/// Batches with their places in their windows; looks one batch ahead, or a whole window
+/// where the optimizer has to know how many micro-batches it will have. From
 /// [`Stack::windows`].
 pub struct Windows<I: Iterator> {
-    batches: Peekable<I>,
+    batches: I,
+    /// Batches that were looked at.
+    ahead: VecDeque<I::Item>,
+    ended: bool,
     clock: Arc<Clock>,
     /// A refusal, given once; nothing follows it.
     refusal: Option<Option<Error>>,
@@ -74,6 +110,8 @@ pub struct Windows<I: Iterator> {
     /// Tokens of the window before each of its micro-batches, and after the last one given.
     tokens: Vec<u64>,
     rule: WindowRule,
+    /// Micro-batches of the window, where they were counted.
+    counted: Option<usize>,
 }
 
 impl<I, B> Iterator for Windows<I>
@@ -87,11 +125,15 @@ where
         if let Some(refusal) = &mut self.refusal {
             return refusal.take().map(Err);
         }
-        let batch = match self.batches.next()? {
+        self.follow();
+        if self.index == 0 {
+            self.counted = self.count();
+        }
+        self.look(1);
+        let batch = match self.ahead.pop_front()? {
             Ok(batch) => batch,
             Err(error) => return Some(Err(error)),
         };
-        self.follow();
         self.tokens.truncate(self.index + 1);
         let tokens = self.tokens.last().copied().unwrap_or_default() + batch.tokens();
         self.tokens.push(tokens);
@@ -99,14 +141,49 @@ where
             WindowRule::Micros(micros) => self.index + 1 >= micros,
             WindowRule::Tokens(wanted) => tokens >= wanted,
         };
-        let ends = self.batches.peek().is_none();
+        // The end is known where the window was counted; else it takes one batch more.
+        let ends = if self.counted == Some(self.index + 1) { !full } else { self.look(1) == 0 };
         let of = match self.rule {
-            WindowRule::Micros(micros) => Some(micros),
+            WindowRule::Micros(micros) => Some(self.counted.unwrap_or(micros)),
             WindowRule::Tokens(_) => None,
         };
-        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of };
+        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of, tokens };
         self.index = if micro.last { 0 } else { self.index + 1 };
         Some(Ok(micro))
+    }
+}
+
+impl<I, B> Windows<I>
+where
+    I: Iterator<Item = Result<B>>,
+{
+    /// Counts the window that begins, where that is asked for.
+    fn count(&mut self) -> Option<usize> {
+        let WindowRule::Micros(micros) = self.rule else { return None };
+        if micros < 2 || !self.clock.whole() {
+            return None;
+        }
+        let mut wanted = micros;
+        loop {
+            let seen = self.look(wanted);
+            let good = self.ahead.iter().take(seen).filter(|batch| batch.is_ok()).count();
+            if good == micros || seen < wanted {
+                return Some(good);
+            }
+            // A failed batch has no place in the window.
+            wanted = micros + seen - good;
+        }
+    }
+
+    /// Looks up to `wanted` batches ahead; tells how many there are.
+    fn look(&mut self, wanted: usize) -> usize {
+        while self.ahead.len() < wanted && !self.ended {
+            match self.batches.next() {
+                Some(batch) => self.ahead.push_back(batch),
+                None => self.ended = true,
+            }
+        }
+        self.ahead.len().min(wanted)
     }
 }
 
@@ -127,7 +204,8 @@ impl<I: Iterator> Windows<I> {
 impl Stack {
     /// Goes over batches, telling each its place in its window, for [`Stack::step`].
     ///
-    /// The stack is not borrowed. With a window open, the first item is an error.
+    /// The stack is not borrowed. With a window open, the first item is an error; a window
+    /// that came from a snapshot is gone on with, once.
     pub fn windows<B: Batch, I: IntoIterator<Item = B>>(
         &self,
         batches: I,
@@ -140,14 +218,23 @@ impl Stack {
         &self,
         batches: I,
     ) -> Windows<I::IntoIter> {
+        let done = self.open.as_ref().map(Open::done);
+        let resumed = self.clock.take_resumed().filter(|(at, _)| Some(*at) == done);
+        let refusal = if resumed.is_some() { None } else { self.refuse_open("Stack::windows").err() };
+        let (index, counted) = resumed.unwrap_or_default();
+        let mut tokens = vec![0; index];
+        tokens.push(counted);
         Windows {
-            batches: batches.into_iter().peekable(),
+            batches: batches.into_iter(),
+            ahead: VecDeque::new(),
+            ended: false,
             clock: self.clock.clone(),
-            refusal: self.refuse_open("Stack::windows").err().map(Some),
+            refusal: refusal.map(Some),
             breaks: self.clock.breaks(),
-            index: 0,
-            tokens: vec![0],
+            index,
+            tokens,
             rule: self.clock.rule(),
+            counted: None,
         }
     }
 }

@@ -25,7 +25,7 @@ impl Drop for InsideStep {
 }
 
 /// Whether a driver on this thread turns an unwinding [`Error`](crate::Error) back into one.
-fn is_inside() -> bool {
+pub(crate) fn is_inside() -> bool {
     DEPTH.get() > 0
 }
 

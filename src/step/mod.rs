@@ -8,12 +8,13 @@ mod loss;
 mod outcome;
 mod phases;
 mod place;
+mod ready;
 mod strategy;
 mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
-pub(crate) use inside::{InsideStep, unwind};
+pub(crate) use inside::{InsideStep, is_inside, unwind};
 pub use loss::Loss;
 pub use outcome::{SkipReason, StepOutcome};
 pub use phases::{
@@ -21,5 +22,6 @@ pub use phases::{
     Verdict,
 };
 pub use place::{Place, Relation};
-pub use strategy::{Conflict, Cost, Failure, ModelSize, Preparation, Recovery, Strategy};
+pub use ready::{GradientUse, Heard, Ready};
+pub use strategy::{Conflict, Cost, Failure, Gradients, ModelSize, Preparation, Recovery, Strategy};
 pub use window::{MicroBatch, Position, WindowRule};

@@ -26,6 +26,12 @@ pub trait Strategy: Debug + Any + Send {
         path.rsplit("::").next().unwrap_or(path).to_owned()
     }
 
+    /// What it has to be equal in, to go on from a snapshot; by default its name. `None`:
+    /// it leaves no trace in the values, and a run may go on with or without it.
+    fn identity(&self) -> Option<String> {
+        Some(self.name())
+    }
+
     /// Where it acts.
     fn place(&self) -> Place;
 
@@ -76,6 +82,11 @@ pub trait Strategy: Debug + Any + Send {
     /// What it needs to know of the gradients before the update.
     fn measures(&self) -> Measure {
         Measure::Nothing
+    }
+
+    /// Where it leaves gradients between a backward and the update.
+    fn gradients(&self) -> Gradients {
+        Gradients::InPlace
     }
 
     /// Whether it runs a failed window again by itself.
@@ -142,6 +153,18 @@ pub trait Strategy: Debug + Any + Send {
         let _ = visitor;
         Ok(())
     }
+}
+
+/// When a strategy is done with the gradients of a backward.
+///
+/// The driver's event "gradient final" is told from this: with every strategy at
+/// `InPlace`, a gradient is final as soon as the last micro-batch's backward has added it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gradients {
+    /// It leaves them where backward put them: a gradient is final in its last backward.
+    InPlace,
+    /// It copies, moves or reduces them: a gradient is final after [`Strategy::close`].
+    AfterClose,
 }
 
 /// Why two parts of a stack cannot work together, and what does.

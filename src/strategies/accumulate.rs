@@ -30,10 +30,10 @@ use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::state::Named;
+use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Closing, Conflict, Cost, Exactness, ModelSize, NextBackward, Place, Preparation, Strategy,
-    WindowRule,
+    Backward, Closing, Conflict, Cost, Exactness, Gradients, ModelSize, NextBackward, Place, Preparation,
+    Strategy, WindowRule,
 };
 
 /// Accumulates gradients over a window of micro-batches. See the [module](self).
@@ -55,6 +55,7 @@ enum Sum {
 /// The fp32 sum of one parameter's gradients.
 #[derive(Debug)]
 struct Accumulated {
+    name: String,
     sum: Tensor,
     /// Whether a micro-batch of this window had a gradient for it.
     touched: bool,
@@ -136,12 +137,13 @@ impl Strategy for GradAccumulator {
         }
         if let Sum::Single(sums) = &mut self.sum {
             refuse_offloaded(preparation.parameters)?;
-            let sum = |tensor: &Tensor| -> Result<Option<Accumulated>> {
+            let sum = |Named { name, tensor }: &Named| -> Result<Option<Accumulated>> {
                 let half = matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) && tensor.requires_grad();
                 let zeros = || tensor.f_detach()?.f_to_kind(Kind::Float)?.f_zero_();
-                Ok(if half { Some(Accumulated { sum: zeros()?, touched: false }) } else { None })
+                let made = || Ok(Accumulated { name: name.clone(), sum: zeros()?, touched: false });
+                half.then(made).transpose()
             };
-            *sums = preparation.parameters.iter().map(|one| sum(&one.tensor)).collect::<Result<_>>()?;
+            *sums = preparation.parameters.iter().map(sum).collect::<Result<_>>()?;
         }
         Ok(())
     }
@@ -157,6 +159,13 @@ impl Strategy for GradAccumulator {
                 Some((rows / micros + i64::from(rows % micros != 0)).max(1))
             }
             WindowRule::Tokens(_) => None,
+        }
+    }
+
+    fn gradients(&self) -> Gradients {
+        match self.sum {
+            Sum::Own => Gradients::InPlace,
+            Sum::Single(_) => Gradients::AfterClose,
         }
     }
 
@@ -184,8 +193,33 @@ impl Strategy for GradAccumulator {
     fn close(&mut self, window: &mut Closing<'_>) -> Result<()> {
         let Sum::Single(sums) = &self.sum else { return Ok(()) };
         for (one, parameter) in sums.iter().zip(window.parameters) {
-            if let Some(Accumulated { sum, touched: true }) = one {
+            if let Some(Accumulated { sum, touched: true, .. }) = one {
                 ffi::grad::set(&parameter.tensor, &sum.f_to_kind(parameter.tensor.kind())?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums of an open window.
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        let Sum::Single(sums) = &mut self.sum else { return Ok(()) };
+        if !visitor.in_window() {
+            return Ok(());
+        }
+        visitor
+            .nested("sums", |visitor| sums.iter_mut().flatten().try_for_each(|one| one.visit_state(visitor)))
+    }
+}
+
+impl Accumulated {
+    fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        let mut sum = self.touched.then(|| self.sum.shallow_clone());
+        visitor.optional(&self.name, &mut sum, &self.sum)?;
+        if visitor.loads() {
+            self.touched = sum.is_some();
+            match sum {
+                Some(sum) => self.sum.f_copy_(&sum).map(drop)?,
+                None => self.sum.f_zero_().map(drop)?,
             }
         }
         Ok(())

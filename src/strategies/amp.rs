@@ -211,10 +211,12 @@ impl Strategy for AmpScaler {
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        match self.lock() {
-            Some(mut scale) => scale.visit_state(visitor),
-            None => Ok(()),
+        let Some(scale) = self.scale.clone() else { return Ok(()) };
+        scale.lock().unwrap_or_else(PoisonError::into_inner).visit_state(visitor)?;
+        if visitor.in_window() {
+            visitor.float("window_scale", &mut self.window_scale)?;
         }
+        Ok(())
     }
 }
 

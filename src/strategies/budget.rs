@@ -58,6 +58,10 @@ impl Strategy for Budget {
         format!("Budget::bytes({}){enforced}", self.bytes)
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn place(&self) -> Place {
         Place::Watch
     }

@@ -33,8 +33,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Cost, Exactness, Failure, Mode, ModelSize, NextBackward, NextForward, NextUpdate, Place,
-    Preparation, Recovery, Strategy, UpdatePhase, Verdict,
+    Backward, Cost, Exactness, Failure, Gradients, Mode, ModelSize, NextBackward, NextForward, NextUpdate,
+    Place, Preparation, Recovery, Strategy, UpdatePhase, Verdict,
 };
 
 /// Trains a half-precision model through fp32 weights. See the [module](self).
@@ -92,6 +92,10 @@ impl Strategy for MasterWeights {
         let elements: usize = self.pairs.iter().map(|pair| pair.master.numel()).sum();
         let formula = "4 B × half-precision parameters, 4 B more while a window is open";
         Cost::new(formula, Some(8 * elements as u64), "one pass over weights per update")
+    }
+
+    fn gradients(&self) -> Gradients {
+        Gradients::AfterClose
     }
 
     fn forward(&mut self, mode: &mut Mode, next: NextForward<'_>) -> Result<()> {
@@ -157,6 +161,20 @@ impl Strategy for MasterWeights {
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        self.pairs.iter_mut().try_for_each(|pair| visitor.tensor(&pair.weight.name, &mut pair.master))
+        self.pairs.iter_mut().try_for_each(|pair| visitor.tensor(&pair.weight.name, &mut pair.master))?;
+        if !visitor.in_window() {
+            return Ok(());
+        }
+        visitor.nested("sums", |visitor| {
+            self.pairs.iter().try_for_each(|Pair { weight, master }| {
+                let mut sum = ffi::grad::get(master);
+                visitor.optional(&weight.name, &mut sum, master)?;
+                if visitor.loads() {
+                    ffi::grad::take(master);
+                    sum.map_or(Ok(()), |sum| ffi::grad::set(master, &sum))?;
+                }
+                Ok(())
+            })
+        })
     }
 }

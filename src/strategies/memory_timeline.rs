@@ -145,6 +145,10 @@ impl Strategy for MemoryTimeline {
         "MemoryTimeline".to_owned()
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn place(&self) -> Place {
         Place::Watch
     }

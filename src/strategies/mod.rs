@@ -18,4 +18,6 @@ pub use clip::{GradClip, NormClip, ValueClip};
 pub use master_weights::MasterWeights;
 pub use memory_timeline::MemoryTimeline;
 pub use rollback::Rollback;
-pub use schedule::Cosine;
+pub use schedule::{
+    Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,
+};

@@ -8,6 +8,10 @@ impl Strategy for ActivationOffload {
         self.described()
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn place(&self) -> Place {
         Place::Saved
     }

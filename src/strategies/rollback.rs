@@ -28,7 +28,9 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::ffi;
 use crate::state::Named;
-use crate::step::{Backward, Conflict, Cost, Failure, ModelSize, NextBackward, Place, Recovery, Strategy};
+use crate::step::{
+    Backward, Conflict, Cost, Failure, Gradients, ModelSize, NextBackward, Place, Recovery, Strategy,
+};
 
 /// Puts gradients back after a failed micro-batch. See the [module](self).
 #[derive(Debug)]
@@ -59,6 +61,10 @@ impl Strategy for Rollback {
         "Rollback::micro_batch()".to_owned()
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn place(&self) -> Place {
         Place::Recovery
     }
@@ -69,6 +75,10 @@ impl Strategy for Rollback {
             Some(model.parameter_bytes),
             "one copy of the gradients per micro-batch",
         )
+    }
+
+    fn gradients(&self) -> Gradients {
+        Gradients::AfterClose
     }
 
     fn conflict(&self, other: &dyn Strategy) -> Option<Conflict> {

@@ -94,3 +94,34 @@ pub(crate) fn is_memory(file: &File) -> bool {
         false
     }
 }
+
+/// Opens a regular file to read: no link is followed, and a pipe does not block.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Makes what was renamed or made in a folder outlive a power cut.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Lets the kernel start to write a part to the disk, so that a later sync waits less.
+pub(crate) fn start_writing(file: &File, offset: u64, length: u64) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe {
+        libc::sync_file_range(
+            file.as_raw_fd(),
+            offset as libc::off64_t,
+            length as libc::off64_t,
+            libc::SYNC_FILE_RANGE_WRITE,
+        );
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, length);
+}

@@ -1,6 +1,8 @@
 //! What every test file needs.
 #![allow(dead_code)]
 
+pub mod family;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memfit::optim::{Sgd, SgdConfig};

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::problem::{Problem, Result};
 
@@ -54,6 +54,16 @@ impl Invocation {
             return Ok(());
         }
         Err(Problem::new(format!("it ended with {status}; to repeat it: {self}")))
+    }
+
+    /// Runs it to its end and gives what it prints; its errors are shown.
+    pub fn output(&self) -> Result<String> {
+        let ran = self.command().stderr(Stdio::inherit()).output();
+        let ran = ran.map_err(|error| self.unstartable(&error))?;
+        if ran.status.success() {
+            return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
+        }
+        Err(Problem::new(format!("it ended with {}; to repeat it: {self}", ran.status)))
     }
 
     /// Becomes it, so that Ctrl-C reaches it alone. Returns only where that fails.

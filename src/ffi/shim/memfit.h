@@ -129,6 +129,8 @@ size_t mf_tensor_identity(mf_tensor tensor) noexcept;
 size_t mf_storage_identity(mf_tensor tensor) noexcept;
 // The version counter; 0 for inference tensors.
 uint64_t mf_tensor_version(mf_tensor tensor) noexcept;
+// Counts a change in place that was made below libtorch. Nothing for an inference tensor.
+void mf_tensor_bump(mf_tensor tensor) noexcept;
 // Puts bytes back that the tensor held before: writes `bytes` into it and bumps nothing.
 int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept;
 
@@ -265,6 +267,11 @@ void mf_rng_restore(mf_rng saved) noexcept;
 int mf_rng_moved(mf_rng saved) noexcept;
 size_t mf_rng_bytes() noexcept;
 void mf_rng_free(mf_rng saved) noexcept;
+// A copy as the tensor that libtorch's own get_state gives (5,056 bytes), owned; and a copy
+// from such a tensor, borrowed, on the CPU: an error where it is no state. The default
+// generator is not involved. Any thread.
+int mf_rng_pack(mf_rng saved, mf_tensor *out) noexcept;
+int mf_rng_unpack(mf_tensor state, mf_rng *out) noexcept;
 // The state of an accelerator's default generator, as an owned tensor.
 int mf_rng_device_state(int device, mf_tensor *out) noexcept;
 int mf_rng_set_device_state(int device, mf_tensor state) noexcept;
@@ -321,6 +328,84 @@ struct mf_sgd {
 // Bumps versions and clears the autocast cache.
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
+
+// ---- optimizers with state of other dtypes (lion.cpp, mixed.cpp, adam8bit.cpp) -------------
+// All run on the CPU and on libtorch's threads, as mf_adam_step does, take nothing from its
+// allocators, and give the same bits on any number of threads and for any strides.
+struct mf_lion {
+  double beta1, beta2, divisor;
+};
+// Half-precision moments are always rounded at random, by bits made of the seed, the
+// parameter's key and count, and the element's index.
+struct mf_rounding {
+  uint64_t seed;
+  int weights;  // half-precision weights: 1 at random too, 0 to nearest
+};
+// State: the momentum.
+int mf_lion_step(
+    mf_moving *moving, size_t count, const mf_lion *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: first and second moment, in dtypes of their own.
+int mf_adam_mixed_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// State: codes and scales of the first moment, codes and scales of the second; or, for a
+// parameter that is not quantised, as in mf_adam_mixed_step. The decay is decoupled.
+int mf_adam8bit_step(
+    mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+// Codes of `count` numbers and one scale per block of 256, by the map with or without sign.
+void mf_quantise(
+    const float *numbers, size_t count, int with_sign, uint8_t *codes, float *scales) noexcept;
+void mf_dequantise(
+    const uint8_t *codes, const float *scales, size_t count, int with_sign,
+    float *numbers) noexcept;
+
+// ---- gradients that join a momentum (accumulate.cpp) --------------------------------------
+// Both run on this thread and libtorch's worker threads, below autograd, take any strides and
+// no memory, bump the version of what they write. All handles are borrowed.
+struct mf_join {
+  double keep, rise, decay, divisor;
+};
+// momentum = keep * momentum + rise * (grad / divisor + decay * parameter), computed in fp32
+// (fp64 for fp64) and rounded once on the CPU.
+int mf_momentum_join(
+    mf_tensor parameter, mf_tensor grad, mf_tensor momentum, const mf_join *options) noexcept;
+// parameter -= lr * momentum. Clears the autocast cache.
+int mf_momentum_move(mf_tensor parameter, mf_tensor momentum, double lr) noexcept;
+
+// ---- optimizers of matrices (adafactor.cpp, muon.cpp) ---------------------------------------
+// As those above: all is checked and allocated before the first parameter moves. On the CPU
+// only; gradients of any strides.
+struct mf_adafactor {
+  double decay;               // the second moment forgets with 1 - step^-decay
+  double epsilon1, epsilon2;  // least mean square of a gradient, least size of a parameter
+  double clip;                // most root mean square of an update
+  double beta1;               // 0: no momentum
+  double divisor;
+  int relative;               // steps in proportion to the parameter
+};
+// States, contiguous, fp64 for fp64 and fp32 otherwise: of a parameter of shape [.., r, c]
+// the mean squares of rows [.., r, 1] and columns [.., 1, c], of a vector those of its
+// elements; then the momentum of its shape where beta1 is not 0.
+int mf_adafactor_step(
+    mf_moving *moving, size_t count, const mf_adafactor *options, const mf_rounding *rounding,
+    size_t *moved) noexcept;
+
+struct mf_muon {
+  double momentum, a, b, c, epsilon, divisor;
+  int steps;       // of the Newton-Schulz iteration
+  int nesterov;
+  int mixed;       // the others by mf_adam_mixed_step instead of mf_adam_step
+  int match_adam;  // scale: 1 0.2 sqrt(max(r, c)), 0 sqrt(max(1, r / c))
+};
+// An entry with one state, the momentum, contiguous, fp64 for fp64 and fp32 otherwise, is a
+// matrix: shape[0] rows, the other dimensions together its columns. One with two states is
+// moved by `others`. An fp32 or fp64 gradient that is contiguous and has its storage alone is
+// used up: it holds the update when this returns.
+int mf_muon_step(
+    mf_moving *moving, size_t count, const mf_muon *options, const mf_adam *others,
+    const mf_rounding *rounding, size_t *moved) noexcept;
 
 // ---- recompute regions (region.cpp, recompute.cpp) ----------------------------------------
 // Implemented in Rust (recompute.rs). Parks an Error::RecomputeMismatch and returns its

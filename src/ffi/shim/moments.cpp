@@ -1,12 +1,11 @@
 // Adam and SGD in one pass over memory. Plain loops: the compiler makes vectors of them.
 #include "moments.h"
 
-#include <ATen/Parallel.h>
-
-#include <cmath>
+#include <algorithm>
 #include <type_traits>
 
-#include "lanes.h"
+#include "adam.h"
+#include "parallel.h"
 
 // Without contraction each element's result is the same wherever it stands in a loop.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -20,81 +19,10 @@ namespace {
 
 constexpr int64_t kChunk = 1 << 14;
 
-MEMFIT_INLINE double widen(double value) { return value; }
-MEMFIT_INLINE float widen(float value) { return value; }
-MEMFIT_INLINE float widen(c10::BFloat16 value) { return memfit::widen(value); }
-MEMFIT_INLINE float widen(c10::Half value) { return value; }
-
-MEMFIT_INLINE void narrow(double *to, double value) { *to = value; }
-MEMFIT_INLINE void narrow(float *to, float value) { *to = value; }
-MEMFIT_INLINE void narrow(c10::Half *to, float value) { *to = value; }
-// To nearest, ties to even, without a branch; a NaN stays one.
-MEMFIT_INLINE void narrow(c10::BFloat16 *to, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  to->x = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
-}
-
-// Not std::sqrt, which is compiled with other options and stays a call.
-MEMFIT_INLINE double root_of(double value) { return __builtin_sqrt(value); }
-MEMFIT_INLINE float root_of(float value) { return __builtin_sqrtf(value); }
-
-// Divides gradients. A power of two is multiplied by its inverse instead, which gives the
-// same bits sooner.
-template <class Number>
-struct Divide {
-  Number divisor, inverse;
-  bool exact;
-
-  explicit Divide(double by) : divisor(static_cast<Number>(by)), inverse(1 / divisor) {
-    int exponent;
-    exact = std::frexp(by, &exponent) == 0.5 && std::isnormal(inverse);
-  }
-  MEMFIT_INLINE Number operator()(Number grad) const {
-    return exact ? grad * inverse : grad / divisor;
-  }
-};
-
-// Numbers of an update, in the precision it is computed in.
-template <class Number>
-struct Adam {
-  Divide<Number> divide;
-  Number shrink, decay, rise1, beta2, rise2, root, epsilon, step;
-
-  Adam(const memfit::Scalars &now, const mf_adam &options) : divide(options.divisor) {
-    double steps = static_cast<double>(now.count + 1);
-    shrink = static_cast<Number>(1 - now.lr * now.weight_decay);
-    decay = static_cast<Number>(now.weight_decay);
-    rise1 = static_cast<Number>(1 - options.beta1);
-    beta2 = static_cast<Number>(options.beta2);
-    rise2 = static_cast<Number>(1 - options.beta2);
-    root = static_cast<Number>(1 / std::sqrt(1 - std::pow(options.beta2, steps)));
-    epsilon = static_cast<Number>(options.epsilon);
-    step = static_cast<Number>(now.lr / (1 - std::pow(options.beta1, steps)));
-  }
-};
-
-template <bool kDecoupled, class Element, class Number>
-MEMFIT_INLINE void adam(
-    Element *__restrict parameter, const Element *__restrict grad, Element *__restrict first,
-    Element *__restrict second, int64_t length, const Adam<Number> &k) {
-  for (int64_t i = 0; i < length; ++i) {
-    Number w = widen(parameter[i]);
-    Number g = k.divide(widen(grad[i]));
-    if (kDecoupled) {
-      w *= k.shrink;
-    } else {
-      g += w * k.decay;
-    }
-    Number m = widen(first[i]);
-    m += (g - m) * k.rise1;
-    Number v = widen(second[i]) * k.beta2 + g * g * k.rise2;
-    narrow(parameter + i, w - k.step * m / (root_of(v) * k.root + k.epsilon));
-    narrow(first + i, m);
-    narrow(second + i, v);
-  }
-}
+using memfit::Adam;
+using memfit::Divide;
+using memfit::narrow;
+using memfit::widen;
 
 template <class Number>
 struct Sgd {
@@ -139,11 +67,11 @@ MEMFIT_INLINE void plain(
 #define MEMFIT_KERNELS(Element, Number)                                                        \
   MEMFIT_CLONES void adamw_of(                                                                 \
       Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<Number> &k) { \
-    adam<true>(p, g, m, v, n, k);                                                              \
+    memfit::adam<true>(p, g, m, v, n, k);                                                      \
   }                                                                                            \
   MEMFIT_CLONES void adam_of(                                                                  \
       Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<Number> &k) { \
-    adam<false>(p, g, m, v, n, k);                                                             \
+    memfit::adam<false>(p, g, m, v, n, k);                                                     \
   }                                                                                            \
   MEMFIT_CLONES void sgd_of(                                                                   \
       Element *p, const Element *g, Element *m, int64_t n, const Sgd<Number> &k) {             \
@@ -154,9 +82,81 @@ MEMFIT_INLINE void plain(
   }
 MEMFIT_KERNELS(float, float)
 MEMFIT_KERNELS(double, double)
-MEMFIT_KERNELS(c10::BFloat16, float)
-MEMFIT_KERNELS(c10::Half, float)
 #undef MEMFIT_KERNELS
+
+// Numbers of half-precision elements, a row at a time: loops that change the width are kept
+// apart from those that compute, or the compiler makes no vectors of either.
+constexpr int64_t kRow = 1024;
+
+template <class Element>
+class Row {
+ public:
+  MEMFIT_INLINE Row(const Element *from, int64_t length) {
+    for (int64_t i = 0; i < length; ++i) numbers_[i] = widen(from[i]);
+  }
+  MEMFIT_INLINE void put(Element *to, int64_t length) const {
+    for (int64_t i = 0; i < length; ++i) narrow(to + i, numbers_[i]);
+  }
+  MEMFIT_INLINE float *data() { return numbers_; }
+
+ private:
+  alignas(64) float numbers_[kRow];
+};
+
+template <bool kDecoupled, class Element>
+MEMFIT_INLINE void adam_rows(
+    Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow, m += kRow, v += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some), first(m, some), second(v, some);
+    memfit::adam<kDecoupled>(weight.data(), slope.data(), first.data(), second.data(), some, k);
+    weight.put(p, some);
+    first.put(m, some);
+    second.put(v, some);
+  }
+}
+
+template <class Element>
+MEMFIT_INLINE void sgd_rows(
+    Element *p, const Element *g, Element *m, int64_t n, const Sgd<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow, m += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some), momentum(m, some);
+    sgd(weight.data(), slope.data(), momentum.data(), some, k);
+    weight.put(p, some);
+    momentum.put(m, some);
+  }
+}
+
+template <class Element>
+MEMFIT_INLINE void plain_rows(Element *p, const Element *g, int64_t n, const Sgd<float> &k) {
+  for (; n > 0; n -= kRow, p += kRow, g += kRow) {
+    int64_t some = std::min(n, kRow);
+    Row<Element> weight(p, some), slope(g, some);
+    plain(weight.data(), slope.data(), some, k);
+    weight.put(p, some);
+  }
+}
+
+#define MEMFIT_ROWS(Element)                                                                   \
+  MEMFIT_CLONES void adamw_of(                                                                 \
+      Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) { \
+    adam_rows<true>(p, g, m, v, n, k);                                                         \
+  }                                                                                            \
+  MEMFIT_CLONES void adam_of(                                                                  \
+      Element *p, const Element *g, Element *m, Element *v, int64_t n, const Adam<float> &k) { \
+    adam_rows<false>(p, g, m, v, n, k);                                                        \
+  }                                                                                            \
+  MEMFIT_CLONES void sgd_of(                                                                   \
+      Element *p, const Element *g, Element *m, int64_t n, const Sgd<float> &k) {              \
+    sgd_rows(p, g, m, n, k);                                                                   \
+  }                                                                                            \
+  MEMFIT_CLONES void plain_of(Element *p, const Element *g, int64_t n, const Sgd<float> &k) {  \
+    plain_rows(p, g, n, k);                                                                    \
+  }
+MEMFIT_ROWS(c10::BFloat16)
+MEMFIT_ROWS(c10::Half)
+#undef MEMFIT_ROWS
 
 struct Chunk {
   size_t tensor;
@@ -172,7 +172,7 @@ void each_chunk(const std::vector<at::Tensor> &tensors, Body &&body) {
       chunks.push_back({i, start, std::min(kChunk, tensors[i].numel() - start)});
     }
   }
-  at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t from, int64_t to) {
+  memfit::parallel(static_cast<int64_t>(chunks.size()), [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) body(chunks[i]);
   });
 }
@@ -215,6 +215,20 @@ void sgd_typed(const memfit::Lists &lists, const memfit::Scalars &now, const mf_
 }
 
 }  // namespace
+
+void memfit::adam_row(
+    float *parameter, const float *grad, float *first, float *second, int64_t length,
+    const Adam<float> &k, bool decoupled) {
+  if (decoupled) return adamw_of(parameter, grad, first, second, length, k);
+  adam_of(parameter, grad, first, second, length, k);
+}
+
+void memfit::adam_row(
+    double *parameter, const double *grad, double *first, double *second, int64_t length,
+    const Adam<double> &k, bool decoupled) {
+  if (decoupled) return adamw_of(parameter, grad, first, second, length, k);
+  adam_of(parameter, grad, first, second, length, k);
+}
 
 void memfit::adam_on_cpu(const Lists &lists, const Scalars &now, const mf_adam &options) {
   switch (lists.parameters[0].scalar_type()) {

@@ -1,6 +1,5 @@
 // One pass over many gradients: measure, widen. On the CPU in fixed chunks, so
 // that a sum has the same bits whatever the number of threads.
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
@@ -13,6 +12,7 @@
 
 #include "lanes.h"
 #include "memfit.h"
+#include "parallel.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ std::vector<Chunk> chunks_of(const std::vector<at::Tensor> &tensors) {
 
 template <class Body>
 void each_chunk(const std::vector<Chunk> &chunks, Body &&body) {
-  at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t from, int64_t to) {
+  memfit::parallel(static_cast<int64_t>(chunks.size()), [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) body(i);
   });
 }

@@ -70,6 +70,27 @@ size_t mf_rng_bytes() noexcept { return sizeof(mf_rng_); }
 
 void mf_rng_free(mf_rng saved) noexcept { delete saved; }
 
+int mf_rng_pack(mf_rng saved, mf_tensor *out) noexcept {
+  return memfit::guarded([&] {
+    auto scratch = at::make_generator<at::CPUGeneratorImpl>();
+    auto *copy = scratch.get<at::CPUGeneratorImpl>();
+    copy->set_engine(saved->engine);
+    copy->set_next_float_normal_sample(saved->next_float);
+    copy->set_next_double_normal_sample(saved->next_double);
+    *out = new at::Tensor(scratch.get_state());
+  });
+}
+
+int mf_rng_unpack(mf_tensor state, mf_rng *out) noexcept {
+  return memfit::guarded([&] {
+    auto scratch = at::make_generator<at::CPUGeneratorImpl>();
+    scratch.set_state(*state);
+    auto *copy = scratch.get<at::CPUGeneratorImpl>();
+    *out = new mf_rng_{
+        copy->engine(), copy->next_float_normal_sample(), copy->next_double_normal_sample()};
+  });
+}
+
 int mf_rng_device_state(int device, mf_tensor *out) noexcept {
   return memfit::guarded([&] {
     at::Generator generator = of_device(device);

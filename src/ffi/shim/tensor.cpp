@@ -16,6 +16,11 @@ uint64_t mf_tensor_version(mf_tensor tensor) noexcept {
   return tensor->unsafeGetTensorImpl()->version_counter().current_version();
 }
 
+void mf_tensor_bump(mf_tensor tensor) noexcept {
+  if (!tensor->defined() || tensor->is_inference()) return;
+  tensor->unsafeGetTensorImpl()->bump_version();
+}
+
 int mf_tensor_put_back(mf_tensor tensor, mf_tensor bytes) noexcept {
   return memfit::guarded([&] {
     at::NoGradGuard no_grad;

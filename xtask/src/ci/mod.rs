@@ -3,6 +3,7 @@
 
 mod consumer;
 mod examples;
+mod resumed;
 
 use std::fs;
 use std::path::PathBuf;

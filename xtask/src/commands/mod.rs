@@ -4,6 +4,7 @@ mod ci;
 mod demo;
 mod libtorch;
 mod peers;
+mod soak;
 mod test;
 
 use crate::problem::Result;
@@ -18,7 +19,7 @@ pub struct Command {
 }
 
 pub const COMMANDS: &[Command] =
-    &[demo::COMMAND, test::COMMAND, peers::COMMAND, libtorch::COMMAND, ci::COMMAND];
+    &[demo::COMMAND, test::COMMAND, soak::COMMAND, peers::COMMAND, libtorch::COMMAND, ci::COMMAND];
 
 /// A `--` that separates our arguments from the program's may be written or left out.
 fn passed_on(args: &[String]) -> &[String] {

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use super::Command;
 use crate::libtorch::{self, pytorch};
-use crate::peers::{self, Options};
+use crate::peers::{self, Options, Section};
 use crate::problem::{Problem, Result};
 use crate::repo::Repo;
 
 pub const COMMAND: Command = Command {
     name: "peers",
-    args: "[--pairs N] [--steps N] [--model NAME] [--strategy NAME] [--python PATH]",
-    summary: "measure memfit against PyTorch; the whole of it writes docs/benchmarks.md",
+    args: "[--only SECTION] [--pairs N] [--steps N] [--model NAME] [--strategy NAME] [--python PATH]",
+    summary: "measure memfit against PyTorch; whole sections go to docs/benchmarks.md",
     run,
 };
 
@@ -35,11 +35,19 @@ fn options(args: &[String]) -> Result<Options> {
             "--steps" => options.steps = Some(count(value()?)?),
             "--model" => options.model = Some(value()?.clone()),
             "--strategy" => options.strategy = Some(value()?.clone()),
+            "--only" => options.only.push(section(value()?)?),
             "--python" => options.python = Some(PathBuf::from(value()?)),
             _ => return Err(Problem::Usage(format!("peers does not know `{word}`"))),
         }
     }
     Ok(options)
+}
+
+fn section(name: &str) -> Result<Section> {
+    Section::named(name).ok_or_else(|| {
+        let all = Section::ALL.map(Section::name).join(", ");
+        Problem::Usage(format!("there is no section `{name}`: {all}"))
+    })
 }
 
 fn count(text: &str) -> Result<usize> {
@@ -55,7 +63,9 @@ mod tests {
 
     #[test]
     fn wrong_arguments_are_a_matter_of_usage() {
-        for words in [&["--pairs"][..], &["--pairs", "0"], &["--pairs", "x"], &["--no-such"], &["x"]] {
+        for words in
+            [&["--pairs"][..], &["--pairs", "0"], &["--pairs", "x"], &["--no-such"], &["x"], &["--only", "x"]]
+        {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             assert!(matches!(options(&words), Err(Problem::Usage(_))), "{words:?}");
         }

@@ -45,11 +45,25 @@ pub fn row(
     model: &Model,
     pairs: usize,
 ) -> Result<Row> {
-    let mut memfit = Lane { side: work.memfit(strategy.name)?, measured: Measured::default() };
-    let mut pytorch = match strategy.has {
-        Has::Both => Some(Lane { side: work.pytorch(strategy.name)?, measured: Measured::default() }),
+    let memfit = work.memfit(strategy.name)?;
+    let pytorch = match strategy.has {
+        Has::Both => Some(work.pytorch(strategy.name)?),
         Has::Memfit => None,
     };
+    let (memfit, pytorch, ratio) = in_turns(memfit, pytorch, anchor, model.steps, pairs)?;
+    Ok(Row { strategy, memfit, pytorch, ratio })
+}
+
+/// Both sides' steps in turns with those of `anchor`, which is the measure of time.
+pub fn in_turns(
+    memfit: Side,
+    pytorch: Option<Side>,
+    anchor: &mut Side,
+    steps: usize,
+    pairs: usize,
+) -> Result<(Measured, Option<Measured>, Option<Spread>)> {
+    let mut memfit = Lane { side: memfit, measured: Measured::default() };
+    let mut pytorch = pytorch.map(|side| Lane { side, measured: Measured::default() });
     let mut anchors = Vec::new();
     for round in 0..WARM_UP + pairs {
         let mut lanes: Vec<&mut Lane> = [Some(&mut memfit), pytorch.as_mut()].into_iter().flatten().collect();
@@ -57,15 +71,15 @@ pub fn row(
             lanes.reverse();
         }
         for lane in lanes {
-            lane.run(model.steps)?;
+            lane.run(steps)?;
         }
-        let times = (0..model.steps).map(|_| anchor.step().map(|step| step.seconds));
+        let times = (0..steps).map(|_| anchor.step().map(|step| step.seconds));
         anchors.push(median(times.collect::<Result<Vec<f64>>>()?));
     }
     let memfit = memfit.finish(&anchors);
     let pytorch = pytorch.map(|lane| lane.finish(&anchors));
     let ratio = pytorch.as_ref().map(|pytorch| spread(&memfit.times, &pytorch.times));
-    Ok(Row { strategy, memfit, pytorch, ratio })
+    Ok((memfit, pytorch, ratio))
 }
 
 struct Lane {

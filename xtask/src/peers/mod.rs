@@ -5,17 +5,22 @@
 //! other runs, so that a machine that slows down slows both.
 
 mod measure;
+mod optimizers;
+mod page;
 mod report;
 mod setup;
 mod side;
+mod snapshots;
 mod strategies;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::problem::{Problem, Result};
+use crate::problem::Result;
 use crate::repo::Repo;
 use measure::Row;
+use page::Page;
+pub use page::Section;
 use setup::Setup;
 
 /// What to measure.
@@ -27,21 +32,32 @@ pub struct Options {
     pub steps: Option<usize>,
     /// Only this model.
     pub model: Option<String>,
-    /// Only this strategy.
+    /// Only this strategy, or this optimizer.
     pub strategy: Option<String>,
+    /// Only these sections; none stands for all.
+    pub only: Vec<Section>,
     /// A Python that has PyTorch, instead of `.venv`.
     pub python: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { pairs: 7, steps: None, model: None, strategy: None, python: None }
+        Self { pairs: 7, steps: None, model: None, strategy: None, only: Vec::new(), python: None }
     }
 }
 
 impl Options {
+    /// Whether whole sections are measured, so that the page can take them.
     fn is_whole(&self) -> bool {
-        self.model.is_none() && self.strategy.is_none()
+        self.model.is_none() && self.strategy.is_none() && self.steps.is_none()
+    }
+
+    fn sections(&self) -> Vec<Section> {
+        match (&self.only[..], self.is_whole()) {
+            ([], true) => Section::ALL.to_vec(),
+            ([], false) => vec![Section::Models],
+            (only, _) => only.to_vec(),
+        }
     }
 }
 
@@ -54,25 +70,39 @@ pub struct Model {
 
 const MODELS: [Model; 2] = [Model { name: "reference", steps: 1 }, Model { name: "small", steps: 40 }];
 
-/// Measures; the whole of it goes to `docs/benchmarks.md`, a part to standard output.
+/// Measures; whole sections go to `docs/benchmarks.md`, parts of them to standard output.
 pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
     let setup = Setup::make(repo, python)?;
-    let mut text = report::head(&setup, options);
+    let path = repo.root().join("docs/benchmarks.md");
+    for section in options.sections() {
+        let text = match section {
+            Section::Models => models(&setup, options)?,
+            Section::Optimizers => optimizers::section(&setup, options)?,
+            Section::Snapshots => snapshots::section(&setup)?,
+        };
+        let text = format!("{}\n{text}", report::machine(&setup));
+        if !options.is_whole() {
+            println!("{text}");
+            continue;
+        }
+        // One after the other, so that a section that fails loses none before it.
+        let mut page = Page::read(&path);
+        page.put(section, &text);
+        page.write(&path, &report::head(options), &notes(repo))?;
+        println!("{}: the section {} is written", path.display(), section.name());
+    }
+    Ok(())
+}
+
+fn models(setup: &Setup, options: &Options) -> Result<String> {
     let wanted = |model: &&Model| options.model.as_deref().is_none_or(|name| name == model.name);
+    let mut text = String::new();
     for model in MODELS.iter().filter(wanted) {
         let model = Model { steps: options.steps.unwrap_or(model.steps), ..*model };
-        let rows = rows(&setup, &model, options)?;
+        let rows = rows(setup, &model, options)?;
         text += &report::model(&model, &rows);
     }
-    if !options.is_whole() {
-        println!("{text}");
-        return Ok(());
-    }
-    text += &notes(repo);
-    let path = repo.root().join("docs/benchmarks.md");
-    fs::write(&path, text).map_err(|error| Problem::io("write", &path, &error))?;
-    println!("{} is written", path.display());
-    Ok(())
+    Ok(text)
 }
 
 fn rows(setup: &Setup, model: &Model, options: &Options) -> Result<Vec<Row>> {

@@ -9,9 +9,8 @@ use super::{Model, Options};
 const BUDGETS: [u64; 6] = [100, 130, 160, 200, 300, 450];
 const MB: f64 = 1e6;
 
-/// What was compared, how, and on what machine.
-pub fn head(setup: &Setup, options: &Options) -> String {
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+/// What was compared, and how.
+pub fn head(options: &Options) -> String {
     format!(
         "# memfit and PyTorch, measured\n\n\
          Written by `cargo xtask peers`; do not edit. Both sides train the byte-level GPT of \
@@ -19,9 +18,16 @@ pub fn head(setup: &Setup, options: &Options) -> String {
          on both. Peak bytes are those of libtorch's CPU allocator, counted on both sides by the same \
          code (`src/ffi/shim/allocator.cpp`) and the same from run to run. Times are ratios: the \
          median of {} interleaved pairs, with their range; one side idles while the other runs, both \
-         with 2 threads.\n\n\
-         Machine: {cores} cores, {}, {}. PyTorch {}; memfit {} on the same libtorch.\n",
+         with 2 threads.\n",
         options.pairs,
+    )
+}
+
+/// On what a section was measured: sections may come from several runs.
+pub fn machine(setup: &Setup) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    format!(
+        "Machine: {cores} cores, {}, {}. PyTorch {}; memfit {} on the same libtorch.\n",
         processor(),
         std::env::consts::ARCH,
         setup.pytorch_version,
@@ -150,7 +156,7 @@ fn fastest<'a>(sides: impl Iterator<Item = (&'a str, &'a Measured)>, budget: u64
     })
 }
 
-fn shown(spread: Spread) -> String {
+pub fn shown(spread: Spread) -> String {
     format!("{:.2} ({:.2}–{:.2})", spread.median, spread.least, spread.most)
 }
 
@@ -162,7 +168,8 @@ fn words(name: &str) -> String {
         Some((kind, number)) => format!("{kind} {number}"),
         None => part
             .replace("disk-optimizer", "optimizer on disk")
-            .replace("disk-activations", "activations on disk"),
+            .replace("disk-activations", "activations on disk")
+            .replace("in-backward", "update in backward"),
     };
     name.split('+').map(part).collect::<Vec<_>>().join(" + ")
 }

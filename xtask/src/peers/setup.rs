@@ -32,7 +32,7 @@ impl Setup {
         let torch = PathBuf::from(lines.next().unwrap_or_default());
         let pytorch_version = lines.next().unwrap_or_default().to_owned();
         build_counter(repo.root(), &torch, &counter)?;
-        let binary = build_binary(repo)?;
+        let binary = build_bench(repo.root(), "peers")?;
         let (root, python) = (repo.root().to_owned(), python.to_owned());
         Ok(Self { root, python, binary, counter, scratch, pytorch_version })
     }
@@ -45,6 +45,52 @@ impl Setup {
         let size = output(Command::new(&self.binary).args(words))?;
         let size = size.split_whitespace().map(str::to_owned).collect();
         Ok(Work { setup: self, folder, model: model.name, size })
+    }
+}
+
+/// What needs no files of a model.
+impl Setup {
+    /// PyTorch's optimizer over weights of these shapes.
+    pub fn pytorch_optimizer(&self, name: &str, shapes: &str) -> Result<Side> {
+        let mut command = Command::new(&self.python);
+        command.arg(self.root.join("benches/peers/optimizers.py"));
+        command.args(["--optimizer", name, "--shapes", shapes]);
+        Side::start(format!("PyTorch {name}"), &mut command)
+    }
+
+    /// memfit's.
+    pub fn memfit_optimizer(&self, name: &str, shapes: &str) -> Result<Side> {
+        let mut command = Command::new(&self.binary);
+        command.args(["update", name, shapes]);
+        Side::start(format!("memfit {name}"), &mut command)
+    }
+
+    /// The rate that an optimizer is tuned to, and the validation loss of each of so many seeds
+    /// after training the small model.
+    pub fn losses(&self, name: &str, seeds: usize, steps: usize) -> Result<(f64, Vec<f64>)> {
+        let words = ["losses", name, &seeds.to_string(), &steps.to_string()];
+        let text = output(Command::new(&self.binary).args(words))?;
+        let mut numbers = text.split_whitespace().map(|word| word.parse().unwrap_or(f64::NAN));
+        Ok((numbers.next().unwrap_or(f64::NAN), numbers.collect()))
+    }
+
+    /// What a bench prints when it measures.
+    pub fn bench(&self, name: &str) -> Result<String> {
+        output(Command::new(build_bench(&self.root, name)?).current_dir(&self.root).arg("--bench"))
+    }
+
+    /// Says what to do before anything was measured in vain.
+    pub fn need_torchao(&self) -> Result<()> {
+        let python = &self.python;
+        let found = Command::new(python).args(["-c", "import torchao"]).stderr(Stdio::null()).status();
+        match found {
+            Ok(status) if status.success() => Ok(()),
+            _ => Err(Problem::new(format!(
+                "the row adamw8bit needs torchao: run `{} -m pip install torchao`, or name another row \
+                 with --strategy",
+                python.display()
+            ))),
+        }
     }
 }
 
@@ -86,19 +132,20 @@ fn build_counter(root: &Path, torch: &Path, counter: &Path) -> Result<()> {
     output(&mut command).map(drop)
 }
 
-fn build_binary(repo: &Repo) -> Result<PathBuf> {
+fn build_bench(root: &Path, name: &str) -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words = ["bench", "--bench", "peers", "--no-run", "--message-format=json-render-diagnostics"];
-    let messages = output(Command::new(cargo).current_dir(repo.root()).args(words))?;
-    let found = messages.lines().rev().find_map(executable);
-    found.ok_or_else(|| Problem::new("cargo did not say where it built the bench `peers`"))
+    let words = ["bench", "--bench", name, "--no-run", "--message-format=json-render-diagnostics"];
+    let messages = output(Command::new(cargo).current_dir(root).args(words))?;
+    let found = messages.lines().rev().find_map(|message| executable(message, name));
+    found.ok_or_else(|| Problem::new(format!("cargo did not say where it built the bench `{name}`")))
 }
 
-/// The path in cargo's message about the bench.
-fn executable(message: &str) -> Option<PathBuf> {
+/// The path in cargo's message about a bench.
+fn executable(message: &str, name: &str) -> Option<PathBuf> {
     let (_, rest) = message.split_once("\"executable\":\"")?;
     let (path, _) = rest.split_once('"')?;
-    message.contains("\"name\":\"peers\"").then(|| PathBuf::from(path.replace("\\\\", "\\")))
+    let named = message.contains(&format!("\"name\":\"{name}\""));
+    named.then(|| PathBuf::from(path.replace("\\\\", "\\")))
 }
 
 /// What a command prints; its errors go to ours.
@@ -119,8 +166,8 @@ mod tests {
     #[test]
     fn the_binary_is_found_in_cargos_messages() {
         let message = r#"{"target":{"name":"peers"},"executable":"/a/peers-1","fresh":true}"#;
-        assert_eq!(executable(message), Some(PathBuf::from("/a/peers-1")));
-        assert_eq!(executable(r#"{"target":{"name":"peers"},"executable":null}"#), None);
-        assert_eq!(executable(r#"{"target":{"name":"x"},"executable":"/a/x"}"#), None);
+        assert_eq!(executable(message, "peers"), Some(PathBuf::from("/a/peers-1")));
+        assert_eq!(executable(r#"{"target":{"name":"peers"},"executable":null}"#, "peers"), None);
+        assert_eq!(executable(r#"{"target":{"name":"x"},"executable":"/a/x"}"#, "peers"), None);
     }
 }
