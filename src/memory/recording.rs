@@ -134,7 +134,8 @@ impl Marks {
         self.add(Role::Gradients, ffi::blocks_of(tensors, true));
     }
 
-    fn add(&mut self, role: Role, blocks: Vec<ffi::Block>) {
+    /// Labels blocks that are alive now.
+    pub(crate) fn add(&mut self, role: Role, blocks: Vec<ffi::Block>) {
         let at = ffi::now().next;
         let known = blocks.into_iter().filter(|block| block.number != 0);
         self.labels.extend(known.map(|block| Label { at, block: block.number, bytes: block.bytes, role }));

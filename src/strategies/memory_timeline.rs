@@ -27,9 +27,10 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::error::{Error, Result};
+use crate::ffi::timeline::blocks_of;
 use crate::memory::{EVENTS, Marks, Ring, Role, Timeline};
 use crate::state::Named;
 use crate::step::{
@@ -120,19 +121,19 @@ impl MemoryTimeline {
     fn label_state(&mut self, phase: &mut UpdatePhase<'_>) {
         let Some(marks) = self.windows.back_mut() else { return };
         marks.forget(Role::OptimizerState);
-        let known: Vec<usize> =
-            self.parameters.iter().map(|one| crate::ffi::tensor::storage_identity(&one.tensor)).collect();
+        let storage = |tensor: &tch::Tensor| crate::ffi::tensor::storage_identity(tensor);
+        let known: HashSet<usize> = tensors(&self.parameters).map(storage).collect();
+        let mut blocks = Vec::new();
         for group in 0..phase.optimizer.groups().len() {
             let parameters = phase.optimizer.groups()[group].parameters();
-            let masters = parameters.iter().map(|one| &one.tensor);
-            let is_master =
-                |tensor: &&tch::Tensor| !known.contains(&crate::ffi::tensor::storage_identity(tensor));
-            marks.label(Role::OptimizerState, masters.filter(is_master));
+            let masters = tensors(parameters).filter(|tensor| !known.contains(&storage(tensor)));
+            blocks.extend(blocks_of(masters, false));
             for index in 0..parameters.len() {
                 let state = phase.optimizer.state_of(group, index);
-                marks.label(Role::OptimizerState, state.into_iter().map(|tensor| &*tensor));
+                blocks.extend(blocks_of(state.into_iter().map(|tensor| &*tensor), false));
             }
         }
+        marks.add(Role::OptimizerState, blocks);
     }
 }
 
