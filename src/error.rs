@@ -155,6 +155,19 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// Memory that was made in a scope is still alive at its end.
+    #[error(
+        "{bytes} bytes in {blocks} blocks did not come back{}; drop what holds them, or name the tensors that may stay in LeakScope::check_except",
+        crate::memory::listed_sites(sites)
+    )]
+    Leak {
+        /// Bytes, of all devices.
+        bytes: u64,
+        /// Blocks on the CPU.
+        blocks: u64,
+        /// Where they were made, the most bytes first.
+        sites: Vec<crate::memory::Site>,
+    },
     /// A user's closure or module panicked.
     #[error("panic in {place}: {message}")]
     Panic {

@@ -254,13 +254,28 @@ fn resident_memory_follows_a_large_tensor() {
 }
 
 #[test]
-fn the_summary_has_a_line_per_device_and_one_for_the_process() {
+fn the_summary_has_a_table_per_device_and_a_line_for_the_process() {
     let _guard = support::serial();
     let _held = Tensor::zeros([250_000], CPU);
     let summary = memory::summary();
-    let cpu = summary.lines().find(|line| line.starts_with("cpu")).unwrap();
-    assert!(cpu.contains(&Bytes(live()).to_string()), "{summary}");
-    assert!(summary.contains("resident"), "{summary}");
+    let stats = memory::stats(Device::Cpu).unwrap();
+    let cells = |label: &str| -> Vec<String> {
+        let line = summary.lines().find(|line| line.starts_with(&format!("| {label}"))).unwrap();
+        let cells = &line.as_bytes()[2 + 18..line.len() - 2];
+        cells.chunks(15).map(|cell| String::from_utf8_lossy(cell).trim().to_owned()).collect()
+    };
+    let bytes = [stats.current, stats.peak, stats.allocated, stats.freed];
+    assert_eq!(cells("live bytes"), bytes.map(|bytes| Bytes(bytes).to_string()), "{summary}");
+    let blocks = cells("live blocks");
+    assert_eq!(blocks[0], (stats.allocations - stats.frees).to_string(), "{summary}");
+    assert_eq!(blocks[2..], [stats.allocations.to_string(), stats.frees.to_string()], "{summary}");
+    let refused = format!("cpu memory: {} refused requests, 0 retries", stats.failures);
+    assert!(summary.contains(&refused) && summary.contains("resident"), "{summary}");
+    let width = summary.lines().next().unwrap().len();
+    assert!(
+        summary.lines().filter(|line| line.starts_with('|')).all(|line| line.len() == width),
+        "{summary}"
+    );
 }
 
 #[test]

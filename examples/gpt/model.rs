@@ -58,7 +58,7 @@ impl Gpt {
     pub fn new(vs: &nn::Path, config: &Config, recompute: Recompute) -> Self {
         let Ok(gpt) = Self::assemble(vs, config, |blocks, index, block| -> Result<_, Infallible> {
             Ok(if recompute.covers(index) {
-                blocks.add(ActivationCheckpoint::with_train(block))
+                blocks.add(ActivationCheckpoint::with_train(block).named(format!("block {index}")))
             } else {
                 blocks.add(block)
             })

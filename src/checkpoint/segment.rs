@@ -11,6 +11,7 @@ use super::tensors::{Tensors, list};
 use crate::error::{Error, Result};
 use crate::ffi::recompute::{self, Forward, GradMode, Options};
 use crate::ffi::{Arguments, Closure};
+use crate::memory;
 use crate::saved::Link;
 use crate::step::InsideStep;
 
@@ -128,6 +129,7 @@ impl Segment {
         O: Tensors,
         F: Fn(&M, &I) -> Result<O> + Clone + Send + 'static,
     {
+        let _segment = memory::segment(self.name());
         let held = module.lock()?;
         if !recompute::wanted() {
             return caught(|| f(&held, inputs), IN_FORWARD);
@@ -155,7 +157,9 @@ impl Segment {
             Tensor::new()
         });
         let recomputes = self.recomputes.clone();
+        let name = self.name.clone();
         let closure = Closure::new(move |args: &mut Arguments<'_>| {
+            let _phase = memory::recompute(name.to_str().unwrap_or_default());
             let mut tensors = args.inputs().into_iter();
             let inputs = skeleton.map_tensors(&mut |_| tensors.next().unwrap_or_default());
             let held = module.lock()?;

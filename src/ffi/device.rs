@@ -22,6 +22,10 @@ pub(crate) struct DeviceStats {
     pub(crate) allocations: i64,
     pub(crate) frees: i64,
     pub(crate) failures: i64,
+    pub(crate) peak_reserved: i64,
+    pub(crate) peak_blocks: i64,
+    pub(crate) retries: i64,
+    pub(crate) inactive: i64,
 }
 
 #[repr(C)]

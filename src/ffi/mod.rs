@@ -24,6 +24,7 @@ pub(crate) mod saved;
 mod status;
 pub(crate) mod storage;
 pub(crate) mod tensor;
+pub(crate) mod timeline;
 
 pub(crate) use callback::{Arguments, Closure};
 use status::check;

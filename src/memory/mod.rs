@@ -25,16 +25,32 @@
 //! ```
 
 mod bytes;
+mod chart;
+mod export;
 mod failure;
+mod leaks;
 mod limit;
 mod peak;
+mod phase;
+mod recording;
+mod replay;
+mod role;
 mod summary;
+mod timeline;
 
 pub use bytes::{Bytes, parse_bytes};
 pub(crate) use failure::out_of_memory;
+pub(crate) use leaks::listed as listed_sites;
+pub use leaks::{LeakScope, Site};
 pub use limit::{FailAt, Limit};
 pub use peak::{PeakScope, peak_of};
+pub(crate) use phase::recompute;
+pub use phase::{InPhase, InSegment, Phase, segment};
+pub use recording::{EVENTS, Recording};
+pub(crate) use recording::{Marks, Ring};
+pub use role::{InRole, Role, RoleBytes};
 pub use summary::summary;
+pub use timeline::{Block, Holder, Moment, Peak, Refusal, Span, Timeline};
 
 pub use crate::sys::resident::Resident;
 
@@ -63,6 +79,14 @@ pub struct Stats {
     pub failures: u64,
     /// Bytes held from the device, caches included; on the CPU the live bytes.
     pub reserved: u64,
+    /// Requests that succeeded after caches were given back; 0 on the CPU, which has none.
+    pub retries: u64,
+    /// Highest number of live blocks, where the device counts it.
+    pub peak_blocks: Option<u64>,
+    /// Highest `reserved`, where the device counts it.
+    pub peak_reserved: Option<u64>,
+    /// Bytes of split blocks that hold device memory and nobody uses, where it has such.
+    pub inactive: Option<u64>,
 }
 
 /// The figures of a device.
@@ -81,6 +105,10 @@ pub fn stats(device: Device) -> Result<Stats> {
             frees: raw.frees.unsigned_abs(),
             failures: raw.failures.unsigned_abs(),
             reserved: raw.reserved.unsigned_abs(),
+            retries: raw.retries.unsigned_abs(),
+            peak_blocks: Some(raw.peak_blocks.unsigned_abs()),
+            peak_reserved: Some(raw.peak_reserved.unsigned_abs()),
+            inactive: Some(raw.inactive.unsigned_abs()),
         });
     }
     counted()?;
@@ -94,6 +122,10 @@ pub fn stats(device: Device) -> Result<Stats> {
         frees: raw.frees,
         failures: raw.failures,
         reserved: raw.current,
+        retries: 0,
+        peak_blocks: None,
+        peak_reserved: None,
+        inactive: None,
     })
 }
 

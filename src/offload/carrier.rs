@@ -10,6 +10,7 @@ use super::disk::{Disk, Extent};
 use crate::error::{Error, Result};
 use crate::ffi::device::{Event, Stream};
 use crate::ffi::storage;
+use crate::memory::Role;
 
 /// Where bytes are that left their device.
 #[derive(Debug)]
@@ -95,6 +96,7 @@ impl Carrier {
     pub(crate) fn out(&self, base: &Tensor) -> Result<Home> {
         let bytes = storage::nbytes(base);
         let Device::Cuda(index) = base.device() else { return self.to_disk(base, bytes) };
+        let _role = Role::HostCopies.scope();
         if self.disk.is_some() && self.host_live() + bytes as u64 > self.host_limit {
             let staged = base.f_to_device_(Device::Cpu, Kind::Uint8, false, true)?;
             return self.to_disk(&staged, bytes);

@@ -9,6 +9,7 @@ use super::ledger::{Ahead, Ledger};
 use super::moved::Observer;
 use crate::error::{Error, Result};
 use crate::ffi::storage::{StorageId, Version, View};
+use crate::memory::Role;
 
 /// The bytes of one storage at one version, whoever saved it.
 #[derive(Debug)]
@@ -113,6 +114,7 @@ impl Entry {
             return Ok(());
         }
         let Place::Away(home) = &content.place else { return Ok(()) };
+        let _role = Role::Activations.scope();
         let arriving = carrier.back(home, self.bytes, self.device)?;
         observer.count_in(self.bytes as u64);
         content.back = Some(Back::Arriving(arriving, ahead));
@@ -158,6 +160,7 @@ impl Entry {
             (Some(Back::There(there)), _) => there,
             (Some(Back::Arriving(arriving, _)), _) => arriving.land()?,
             (None, Place::Away(home)) => {
+                let _role = Role::Activations.scope();
                 let there = carrier.back(home, self.bytes, self.device)?.land()?;
                 observer.count_in(self.bytes as u64);
                 there

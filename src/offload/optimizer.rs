@@ -11,6 +11,7 @@ use super::state_home::Home;
 use super::weights;
 use crate::error::{Error, Result};
 use crate::ffi::grad;
+use crate::memory::Role;
 use crate::optim::{Accumulates, GroupOptions, Optimizer, ParamGroup, Share, bytes_of};
 use crate::state::{Named, Residence, StateVisitor};
 use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Update, WindowRule};
@@ -118,6 +119,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
     /// The state of one parameter arrives.
     fn arrive(&mut self, group: usize, index: usize) -> Result<()> {
         let Some(berths) = self.berths.clone() else { return Ok(()) };
+        let _role = Role::OptimizerState.scope();
         self.inner.state_of(group, index).into_iter().try_for_each(|state| berths.arrive(state))
     }
 

@@ -12,6 +12,7 @@ use super::moved::Observer;
 use crate::error::Result;
 use crate::ffi::hooks::{self, HookGuard};
 use crate::ffi::tensor;
+use crate::memory::Role;
 
 /// Weights that are in memory while somebody holds them.
 #[derive(Debug)]
@@ -105,6 +106,7 @@ impl Weights {
             held.berth.announce();
         }
         for held in berths.iter() {
+            let _role = Role::Parameters.scope();
             held.berth.arrive(&self.carrier, &self.observer)?;
         }
         for held in berths.iter_mut() {

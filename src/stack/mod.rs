@@ -23,6 +23,7 @@ use std::sync::Arc;
 use tch::Device;
 
 use crate::error::{Error, Result};
+use crate::memory::Role;
 use crate::optim::{GroupOptions, Optimizer};
 use crate::saved::Registration;
 use crate::state::Named;
@@ -184,6 +185,7 @@ impl Stack {
                 optimizer: self.optimizer.as_mut(),
             })?;
         }
+        let _role = Role::OptimizerState.scope();
         self.optimizer.allocate()?;
         self.state_bytes = self.optimizer.state_bytes();
         Ok(())

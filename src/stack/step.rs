@@ -7,6 +7,7 @@ use super::window::{Open, Place};
 use super::windows::Micro;
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
+use crate::memory::Phase;
 use crate::step::{Batch, GradientUse, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
 
 impl Stack {
@@ -118,6 +119,7 @@ impl Stack {
     /// # Errors
     /// Those of `body`, its panics included.
     pub fn evaluate<R>(&mut self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _phase = Phase::Evaluate.enter_step(self.position.windows);
         self.micro_start.remember(&self.model.buffers)?;
         let mut body = Some(body);
         let mut value = None;

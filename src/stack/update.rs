@@ -6,6 +6,7 @@ use super::window::Open;
 use super::{Stack, never, phases};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::memory::Phase;
 use crate::optim::{Optimizer, gradients};
 use crate::step::{Closing, Measure, Numbers, StepOutcome, Update, UpdatePhase, Verdict};
 
@@ -13,6 +14,7 @@ impl Stack {
     /// The update. After an error the window is gone and, unless it is poisoned, nothing
     /// moved and buffers and generators are as at the window's start.
     pub(super) fn finish(&mut self) -> Result<StepOutcome> {
+        let _phase = Phase::Update.enter_step(self.position.windows);
         let open = self.open.take().ok_or_else(never)?;
         self.clock.advance(0);
         let mut moved = self.finals.changed();

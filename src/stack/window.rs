@@ -6,7 +6,7 @@ use super::finals::{Event, gradient_use};
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::memory::PeakScope;
+use crate::memory::{PeakScope, Phase};
 use crate::step::{
     Backward, GradientUse, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Update, WindowRule,
 };
@@ -104,6 +104,7 @@ impl Stack {
     }
 
     fn forward(&mut self, micro: MicroBatch, loss_of: impl FnOnce() -> Result<Loss>) -> Result<Loss> {
+        let _phase = Phase::Forward.enter_step(micro.position.windows);
         let mut loss_of = Some(loss_of);
         let mut loss = None;
         phases::caught("forward", || {
@@ -130,6 +131,7 @@ impl Stack {
 
     /// Backward of one micro-batch; returns the window's total of losses so far.
     fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
+        let _phase = Phase::Backward.enter_step(micro.position.windows);
         let open = self.open.as_mut().ok_or_else(never)?;
         let weight = loss.weight().unwrap_or(1.0);
         if micro.first() {

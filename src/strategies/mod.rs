@@ -6,6 +6,7 @@ pub mod budget;
 pub mod clip;
 mod loss_scale;
 pub mod master_weights;
+pub mod memory_timeline;
 mod offload;
 pub mod rollback;
 pub mod schedule;
@@ -15,6 +16,7 @@ pub use amp::{AmpConfig, AmpScaler, autocast, full_precision};
 pub use budget::Budget;
 pub use clip::{GradClip, NormClip, ValueClip};
 pub use master_weights::MasterWeights;
+pub use memory_timeline::MemoryTimeline;
 pub use rollback::Rollback;
 pub use schedule::{
     Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,

@@ -8,22 +8,25 @@
 #include <string>
 
 #include "memfit.h"
+#include "watcher.h"
+
+namespace memfit {
+std::atomic<Watcher *> watcher{nullptr};
+Watcher *keeper = nullptr;
+}  // namespace memfit
 
 namespace {
+
+using memfit::Block;
+using memfit::Watched;
 
 constexpr uint64_t kNone = UINT64_MAX;
 constexpr int kMarks = 64;
 
-// Heads each block. libtorch's own alignment of 64 bytes survives it.
-struct alignas(64) Header {
-  uint64_t bytes;
-};
-static_assert(sizeof(Header) == 64);
-
 std::atomic<uint64_t> current{0};
 std::atomic<uint64_t> peak{0};
 std::atomic<uint64_t> allocated{0};
-std::atomic<uint64_t> allocations{0};
+std::atomic<uint64_t> allocations{0};  // numbers the blocks, too
 std::atomic<uint64_t> frees{0};
 std::atomic<uint64_t> failures{0};
 std::atomic<uint64_t> limit{kNone};
@@ -47,8 +50,9 @@ void raise_marks(uint64_t now) {
   }
 }
 
-[[noreturn]] void refuse(uint64_t requested, uint64_t live, uint64_t met) {
+[[noreturn]] void refuse(uint64_t requested, uint64_t live, uint64_t met, Watched &watched) {
   failures.fetch_add(1, std::memory_order_relaxed);
+  if (watched) watched->refused(requested, live);
   std::string text = "memfit: out of memory: requested=" + std::to_string(requested) +
       " live=" + std::to_string(live) + " limit=" + (met == kNone ? "none" : std::to_string(met)) +
       " device=cpu";
@@ -65,12 +69,12 @@ bool failure_is_due() {
 }
 
 // Counts the bytes first, so that concurrent requests cannot pass the limit together.
-uint64_t reserve(uint64_t bytes) {
+uint64_t reserve(uint64_t bytes, Watched &watched) {
   uint64_t live = current.load(std::memory_order_relaxed);
-  if (failure_is_due()) refuse(bytes, live, kNone);
+  if (failure_is_due()) refuse(bytes, live, kNone, watched);
   do {
     uint64_t most = limit.load(std::memory_order_relaxed);
-    if (most != kNone && (live > most || bytes > most - live)) refuse(bytes, live, most);
+    if (most != kNone && (live > most || bytes > most - live)) refuse(bytes, live, most, watched);
   } while (!current.compare_exchange_weak(live, live + bytes));
   return live + bytes;
 }
@@ -100,29 +104,37 @@ class Counting final : public c10::Allocator {
 Counting *installed = nullptr;
 
 void *Counting::take(size_t bytes) {
-  TORCH_CHECK(bytes <= size_t(PTRDIFF_MAX) - sizeof(Header), "memfit: a tensor of negative size");
-  uint64_t now = reserve(bytes);
-  void *block = nullptr;
+  TORCH_CHECK(bytes <= size_t(PTRDIFF_MAX) - sizeof(Block), "memfit: a tensor of negative size");
+  // Held to the end, so that what a watcher sees and what is counted have one order.
+  Watched watched;
+  uint64_t now = reserve(bytes, watched);
+  void *memory = nullptr;
   try {
-    block = inner_->raw_allocate(bytes + sizeof(Header));
+    memory = inner_->raw_allocate(bytes + sizeof(Block));
   } catch (const std::exception &) {
   }
-  if (block == nullptr) {
-    refuse(bytes, current.fetch_sub(bytes) - bytes, kNone);
+  if (memory == nullptr) {
+    refuse(bytes, current.fetch_sub(bytes) - bytes, kNone, watched);
   }
   allocated.fetch_add(bytes, std::memory_order_relaxed);
-  allocations.fetch_add(1, std::memory_order_relaxed);
   raise_marks(now);
-  auto *header = new (block) Header{bytes};
-  return header + 1;
+  auto *block = new (memory) Block{};
+  block->bytes = bytes;
+  block->number = allocations.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (watched) watched->taken(*block, now);
+  return block + 1;
 }
 
 void Counting::give_back(void *data) {
   if (data == nullptr) return;
-  auto *header = static_cast<Header *>(data) - 1;
-  current.fetch_sub(header->bytes);
-  frees.fetch_add(1, std::memory_order_relaxed);
-  installed->inner_->raw_deallocate(header);
+  auto *block = static_cast<Block *>(data) - 1;
+  {
+    Watched watched(block->listed);
+    uint64_t live = current.fetch_sub(block->bytes) - block->bytes;
+    frees.fetch_add(1, std::memory_order_relaxed);
+    if (watched) watched->given(*block, live);
+  }
+  installed->inner_->raw_deallocate(block);
 }
 
 // Before main, so that a model built before memfit's first call is counted. Never destroyed:
@@ -136,6 +148,18 @@ const bool install = [] {
 }();
 
 }  // namespace
+
+namespace memfit {
+
+Block *block_of(const c10::DataPtr &data) {
+  bool ours = data.get() != nullptr && installed != nullptr &&
+      data.get_deleter() == installed->raw_deleter();
+  return ours ? static_cast<Block *>(data.get()) - 1 : nullptr;
+}
+
+uint64_t live_bytes() { return current.load(); }
+
+}  // namespace memfit
 
 int mf_cpu_counted() noexcept { return install && c10::GetCPUAllocator() == installed; }
 

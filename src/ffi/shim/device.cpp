@@ -44,7 +44,9 @@ int mf_device_stats_of(int device, mf_device_stats *out) noexcept {
     const auto &blocks = stats.allocation[0];
     *out = {bytes.current,    bytes.peak,   bytes.allocated,
             bytes.freed,      stats.reserved_bytes[0].current,
-            blocks.allocated, blocks.freed, stats.num_ooms};
+            blocks.allocated, blocks.freed, stats.num_ooms,
+            stats.reserved_bytes[0].peak,   blocks.peak,
+            stats.num_alloc_retries,        stats.inactive_split_bytes[0].current};
   });
 }
 

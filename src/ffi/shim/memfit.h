@@ -77,6 +77,51 @@ void mf_parked_text(uint64_t parked, char *buffer, size_t capacity) noexcept;
 // Implemented in Rust (callback.rs). Frees a closure; runs on the thread that drops it last.
 void mf_drop_closure(mf_closure closure) noexcept;
 
+// ---- timeline and census (timeline.cpp) --------------------------------------------------
+// What the counting allocator did, event by event, in a ring of fixed size outside it, and the
+// list of blocks that are still alive. While either is open, the CPU's allocations take turns.
+// All functions may run on any thread.
+struct mf_memory_event {
+  uint64_t block;  // its number; 0 for a refusal and a mark
+  uint64_t bytes;
+  uint64_t live;         // live bytes after it
+  uint64_t nanoseconds;  // of the monotonic clock
+  // kind 0-2 (0 taken, 1 given back, 2 refused, 3 the phase changed), phase 3-5, role 6-9 (0:
+  // none said), 10: not on the thread that set the phase, segment 16-31, step 32-63.
+  uint64_t word;
+};
+struct mf_timeline_now {
+  uint64_t next, oldest;  // numbers of events: the next one, the oldest in the ring
+  uint64_t live;
+  uint64_t nanoseconds;
+  uint64_t word;  // the phase's
+};
+struct mf_block {
+  uint64_t number;  // 0 where the counting allocator has not made it
+  uint64_t bytes;
+};
+// Opens the ring, for `capacity` events (above 0); nothing where it is open. 1: no memory.
+int mf_timeline_open(size_t capacity) noexcept;
+void mf_timeline_close() noexcept;
+// Whether a timeline or a census is open.
+int mf_timeline_on() noexcept;
+void mf_timeline_read_now(mf_timeline_now *out) noexcept;
+// Copies up to `count` events from number `from` on and returns how many; 0 where that one is
+// not in the ring.
+size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexcept;
+// Sets the masked bits of the process-wide phase word and returns the former word.
+uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept;
+// Sets the role of what this thread allocates, 0 for none, and returns the former one.
+int mf_role_set(int role) noexcept;
+// While any census is open, blocks that are made enter the list, and leave it when freed.
+void mf_census_open() noexcept;
+void mf_census_close() noexcept;
+// Copies up to `count` listed blocks, newest first (block, bytes, word), returns how many there
+// are.
+size_t mf_census_read(mf_memory_event *out, size_t count) noexcept;
+// The blocks of `count` tensors, or of their gradients.
+void mf_blocks_of(const mf_tensor *tensors, size_t count, int gradients, mf_block *out) noexcept;
+
 // ---- tensors (tensor.cpp) ----------------------------------------------------------------
 // The address of the TensorImpl: equal for handles of one tensor, while one is alive.
 size_t mf_tensor_identity(mf_tensor tensor) noexcept;
@@ -187,6 +232,10 @@ struct mf_device_stats {
   int64_t current, peak, allocated, freed;  // bytes handed out
   int64_t reserved;                         // bytes held from the device, caches included
   int64_t allocations, frees, failures;
+  int64_t peak_reserved;
+  int64_t peak_blocks;
+  int64_t retries;       // allocations that succeeded after the caches were given back
+  int64_t inactive;      // bytes of split blocks that hold memory and nobody uses
 };
 // Devices of the accelerator; 0 where there is none.
 int mf_device_count() noexcept;

@@ -1,0 +1,228 @@
+// Events of the counting allocator in a ring, and the list of blocks that are still alive.
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "memfit.h"
+#include "watcher.h"
+
+namespace {
+
+using memfit::Block;
+
+// An event's word and a block's origin: kind 0-2, phase 3-5, role 6-9, thread 10, segment
+// 16-31, step 32-63. The driver's word is the same without kind, role and thread.
+constexpr uint64_t kRole = 0xf << 6;
+constexpr uint64_t kForeign = 1 << 10;
+enum Kind : uint64_t { kTaken = 0, kGiven = 1, kRefused = 2, kMark = 3 };
+
+std::atomic<uint64_t> phase_word{0};
+// Tells threads apart by the address of a variable that each has.
+thread_local char here;
+std::atomic<const char *> phase_thread{nullptr};
+thread_local uint64_t role_here = 0;
+
+uint64_t nanoseconds() {
+  auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+uint64_t origin_here() {
+  uint64_t word = phase_word.load(std::memory_order_relaxed) | role_here;
+  bool foreign = phase_thread.load(std::memory_order_relaxed) != &here;
+  return foreign ? word | kForeign : word;
+}
+
+class Recorder final : public memfit::Watcher {
+ public:
+  void lock() noexcept override {
+    for (int tries = 0; locked_.test_and_set(std::memory_order_acquire); ++tries) {
+      if (tries > 64) std::this_thread::yield();
+    }
+  }
+  void unlock() noexcept override { locked_.clear(std::memory_order_release); }
+
+  void taken(Block &block, uint64_t live) noexcept override {
+    block.origin = origin_here();
+    if (censuses_ > 0) list(block);
+    append({block.number, block.bytes, live, 0, block.origin | kTaken});
+  }
+
+  void given(Block &block, uint64_t live) noexcept override {
+    if (block.listed) unlist(block);
+    append({block.number, block.bytes, live, 0, origin_here() | kGiven});
+  }
+
+  void refused(uint64_t bytes, uint64_t live) noexcept override {
+    append({0, bytes, live, 0, origin_here() | kRefused});
+  }
+
+  void mark() noexcept { append({0, 0, memfit::live_bytes(), 0, origin_here() | kMark}); }
+
+  bool open(size_t capacity) {
+    if (capacity_ > 0) return true;
+    ring_ = new (std::nothrow) mf_memory_event[capacity];
+    if (ring_ == nullptr) return false;
+    capacity_ = capacity;
+    oldest_ = next_;
+    return true;
+  }
+
+  mf_memory_event *close() {
+    capacity_ = 0;
+    oldest_ = next_;
+    return std::exchange(ring_, nullptr);
+  }
+
+  void now(mf_timeline_now *out) const {
+    *out = {next_, oldest_, memfit::live_bytes(), nanoseconds(), phase_word.load()};
+  }
+
+  size_t read(uint64_t from, mf_memory_event *out, size_t count) const {
+    if (from < oldest_ || from >= next_) return 0;
+    count = std::min<uint64_t>(count, next_ - from);
+    for (size_t i = 0; i < count; ++i) out[i] = ring_[(from + i) % capacity_];
+    return count;
+  }
+
+  size_t census(mf_memory_event *out, size_t count) const {
+    size_t found = 0;
+    for (const Block *block = blocks_.next; block != nullptr; block = block->next, ++found) {
+      if (found < count) out[found] = {block->number, block->bytes, 0, 0, block->origin};
+    }
+    return found;
+  }
+
+  size_t censuses_ = 0;
+  size_t capacity_ = 0;  // 0: no timeline
+
+ private:
+  void append(mf_memory_event event) noexcept {
+    if (capacity_ == 0) return;
+    event.nanoseconds = nanoseconds();
+    ring_[next_ % capacity_] = event;
+    next_ += 1;
+    if (next_ - oldest_ > capacity_) oldest_ += 1;
+  }
+
+  void list(Block &block) noexcept {
+    block.listed = true;
+    block.previous = &blocks_;
+    block.next = blocks_.next;
+    if (block.next != nullptr) block.next->previous = &block;
+    blocks_.next = &block;
+  }
+
+  void unlist(Block &block) noexcept {
+    block.previous->next = block.next;
+    if (block.next != nullptr) block.next->previous = block.previous;
+  }
+
+  std::atomic_flag locked_ = ATOMIC_FLAG_INIT;
+  mf_memory_event *ring_ = nullptr;
+  uint64_t next_ = 0;    // number of the next event; numbers go on over recordings
+  uint64_t oldest_ = 0;  // of those in the ring
+  Block blocks_{};       // heads the list
+};
+
+// Never destroyed: tensors in static variables are freed after it would have been.
+Recorder &recorder() {
+  static Recorder *one = new Recorder;
+  return *one;
+}
+
+struct Locked {
+  Locked() { recorder().lock(); }
+  ~Locked() { recorder().unlock(); }
+};
+
+// Under the lock.
+void watch_where_asked() {
+  Recorder &one = recorder();
+  memfit::keeper = &one;
+  bool asked = one.capacity_ > 0 || one.censuses_ > 0;
+  memfit::watcher.store(asked ? &one : nullptr, std::memory_order_release);
+}
+
+}  // namespace
+
+int mf_timeline_open(size_t capacity) noexcept {
+  Locked locked;
+  bool opened = recorder().open(capacity);
+  watch_where_asked();
+  return opened ? 0 : 1;
+}
+
+void mf_timeline_close() noexcept {
+  mf_memory_event *ring = nullptr;
+  {
+    Locked locked;
+    ring = recorder().close();
+    watch_where_asked();
+  }
+  delete[] ring;
+}
+
+int mf_timeline_on() noexcept { return memfit::watcher.load(std::memory_order_relaxed) != nullptr; }
+
+void mf_timeline_read_now(mf_timeline_now *out) noexcept {
+  Locked locked;
+  recorder().now(out);
+}
+
+size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexcept {
+  Locked locked;
+  return recorder().read(from, out, count);
+}
+
+uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept {
+  phase_thread.store(&here, std::memory_order_relaxed);
+  uint64_t former = phase_word.load(std::memory_order_relaxed);
+  while (!phase_word.compare_exchange_weak(former, (former & ~mask) | (value & mask))) {
+  }
+  if (mf_timeline_on()) {
+    Locked locked;
+    recorder().mark();
+  }
+  return former;
+}
+
+int mf_role_set(int role) noexcept {
+  int former = static_cast<int>(role_here >> 6);
+  role_here = (static_cast<uint64_t>(role) << 6) & kRole;
+  return former;
+}
+
+void mf_census_open() noexcept {
+  Locked locked;
+  recorder().censuses_ += 1;
+  watch_where_asked();
+}
+
+void mf_census_close() noexcept {
+  Locked locked;
+  recorder().censuses_ -= 1;
+  watch_where_asked();
+}
+
+size_t mf_census_read(mf_memory_event *out, size_t count) noexcept {
+  Locked locked;
+  return recorder().census(out, count);
+}
+
+void mf_blocks_of(const mf_tensor *tensors, size_t count, int gradients, mf_block *out) noexcept {
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = {0, 0};
+    const at::Tensor &tensor = *tensors[i];
+    if (!tensor.defined()) continue;
+    const at::Tensor &asked = gradients ? tensor.grad() : tensor;
+    if (!asked.defined() || !asked.has_storage()) continue;
+    // Unchecked: bytes that are away have no block, and asking for them would throw.
+    auto *storage = asked.storage().unsafeGetStorageImpl();
+    if (const Block *block = memfit::block_of(storage->_mutable_data_ptr_no_checks())) {
+      out[i] = {block->number, block->bytes};
+    }
+  }
+}

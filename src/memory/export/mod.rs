@@ -1,0 +1,43 @@
+//! A timeline as files: chart, page, trace, table.
+
+mod csv;
+pub(super) mod escape;
+mod html;
+mod trace;
+
+use std::path::Path;
+
+use super::timeline::Timeline;
+use crate::error::{Error, Result};
+
+impl Timeline {
+    /// Writes a file, of the kind that its name ends in:
+    ///
+    /// | ending | what |
+    /// | --- | --- |
+    /// | `.svg`, `.png` | the stacked area chart |
+    /// | `.html` | a page that needs nothing else: hover for who holds the bytes, drag to zoom |
+    /// | `.json` | a trace for Perfetto or `chrome://tracing` |
+    /// | `.csv` | one line per event |
+    ///
+    /// # Errors
+    /// [`Error::Config`] for another ending, [`Error::Io`] where the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+        let bytes = match ending.as_deref() {
+            Some("svg") => self.svg().into_bytes(),
+            Some("png") => self.png()?,
+            Some("html") => self.html().into_bytes(),
+            Some("json") => self.trace().into_bytes(),
+            Some("csv") => self.csv().into_bytes(),
+            _ => {
+                let problem =
+                    format!("`{}` does not end in .svg, .png, .html, .json or .csv", path.display());
+                return Err(Error::config("Timeline::save", problem));
+            }
+        };
+        let failed = |source| Error::Io { action: "cannot write", path: path.to_owned(), source };
+        std::fs::write(path, bytes).map_err(failed)
+    }
+}

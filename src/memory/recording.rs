@@ -1,0 +1,245 @@
+use std::sync::{Mutex, PoisonError};
+
+use tch::Tensor;
+
+use super::phase::Phase;
+use super::replay::{Label, replay};
+use super::role::Role;
+use super::timeline::Timeline;
+use crate::error::{Error, Result};
+use crate::ffi::timeline::{self as ffi, Event, Now};
+
+/// Events that a recording holds unless told otherwise: 5.2 MB, tens of steps of a small model.
+pub const EVENTS: usize = 1 << 17;
+
+/// Records what the CPU allocator does, from when it is made until [`Recording::finish`].
+///
+/// For a loop of your own; a [`Stack`](crate::Stack) takes
+/// [`MemoryTimeline`](crate::strategies::MemoryTimeline) instead. Phases are said with
+/// [`Phase::enter`](super::Phase::enter); roles follow from phases and from what is labelled.
+///
+/// *Cost*: 40 bytes per event, allocated once and outside the counted memory; about 0.1 µs per
+/// allocation and per free. Allocations of several threads take turns meanwhile.
+///
+/// *Limits*: the newest events are kept; a recording that has lost its first ones has no
+/// timeline. What accelerators allocate is not recorded.
+///
+/// ```
+/// use memfit::memory::{Phase, Recording, Role};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let w = Tensor::ones([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// let mut recording = Recording::start()?;
+/// recording.label(Role::Parameters, [&w]);
+/// let loss = { let _in = Phase::Forward.enter(); (w.exp() * 2.0).sum(Kind::Float) };
+/// { let _in = Phase::Backward.enter(); loss.backward(); }
+/// recording.label_gradients([&w]);
+/// let timeline = recording.finish()?;
+/// assert_eq!(timeline.peak().roles[Role::Activations], 4000 + 4); // exp's output, the loss
+/// println!("{timeline}");
+/// # Ok::<(), memfit::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a recording ends when it is dropped"]
+pub struct Recording {
+    marks: Marks,
+    _ring: Ring,
+}
+
+impl Recording {
+    /// Starts, with room for [`EVENTS`].
+    ///
+    /// # Errors
+    /// As [`Recording::with_capacity`].
+    pub fn start() -> Result<Self> {
+        Self::with_capacity(EVENTS)
+    }
+
+    /// Starts, with room for so many events. Recordings that overlap share their room.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for 0, and for more than the room that another recording has made;
+    /// no memory for the room; [`Error::Unsupported`] where another CPU allocator has taken
+    /// the counting one's place.
+    pub fn with_capacity(events: usize) -> Result<Self> {
+        let ring = Ring::open(events)?;
+        Ok(Self { marks: Marks::begin(), _ring: ring })
+    }
+
+    /// Says what the memory of these tensors is for: of blocks that are alive now, for as long
+    /// as they live.
+    pub fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
+        self.marks.label(role, tensors);
+    }
+
+    /// Labels the gradients that these tensors have now.
+    pub fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
+        self.marks.label_gradients(tensors);
+    }
+
+    /// What happened so far.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where the recording has lost its first events.
+    pub fn timeline(&self) -> Result<Timeline> {
+        self.marks.timeline()
+    }
+
+    /// Ends.
+    ///
+    /// # Errors
+    /// As [`Recording::timeline`].
+    pub fn finish(self) -> Result<Timeline> {
+        self.timeline()
+    }
+}
+
+/// A stretch of the ring, and what was known in it.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    began: Now,
+    ended: Option<Now>,
+    labels: Vec<Label>,
+    /// Whether what follows the last phase is left out.
+    until_idle: bool,
+    over: bool,
+}
+
+impl Marks {
+    pub(crate) fn begin() -> Self {
+        Self { began: ffi::now(), ended: None, labels: Vec::new(), until_idle: false, over: false }
+    }
+
+    /// As [`Marks::begin`], knowing the roles that were said since event `from`.
+    pub(crate) fn begin_after(from: u64) -> Self {
+        let mut marks = Self::begin();
+        let at = marks.began.next;
+        for event in ffi::read(from, at) {
+            match (event.word & 7, Role::of(event.word)) {
+                (0, Some(role)) => {
+                    marks.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
+                }
+                (1, _) => marks.labels.retain(|label| label.block != event.block),
+                _ => {}
+            }
+        }
+        marks
+    }
+
+    pub(crate) fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
+        self.add(role, ffi::blocks_of(tensors, false));
+    }
+
+    pub(crate) fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
+        self.add(Role::Gradients, ffi::blocks_of(tensors, true));
+    }
+
+    /// Labels blocks that are alive now.
+    pub(crate) fn add(&mut self, role: Role, blocks: Vec<ffi::Block>) {
+        let at = ffi::now().next;
+        let known = blocks.into_iter().filter(|block| block.number != 0);
+        self.labels.extend(known.map(|block| Label { at, block: block.number, bytes: block.bytes, role }));
+    }
+
+    /// As [`Marks::begin`], knowing what another stretch knew of a role whose blocks stay.
+    pub(crate) fn begin_like(former: &Self, role: Role) -> Self {
+        let mut marks = Self::begin();
+        let at = marks.began.next;
+        let known = former.labels.iter().filter(|label| label.role == role);
+        marks.labels.extend(known.map(|label| Label { at, ..*label }));
+        marks
+    }
+
+    /// Takes all labels of a role back: those to come are the truth.
+    pub(crate) fn forget(&mut self, role: Role) {
+        self.labels.retain(|label| label.role != role);
+    }
+
+    /// Leaves out what follows the last phase.
+    pub(crate) fn until_idle(self) -> Self {
+        Self { until_idle: true, ..self }
+    }
+
+    /// The stretch has had its last phase.
+    pub(crate) fn is_over(&mut self) {
+        self.over = true;
+    }
+
+    pub(crate) fn end_if_over(&mut self) {
+        if self.over {
+            self.end();
+        }
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.ended.get_or_insert_with(ffi::now);
+    }
+
+    pub(crate) fn timeline(&self) -> Result<Timeline> {
+        let end = self.ended.unwrap_or_else(ffi::now);
+        let wanted = end.next - self.began.next;
+        let events = ffi::read(self.began.next, end.next);
+        if (events.len() as u64) < wanted {
+            let problem =
+                format!("{wanted} events happened and the first ones are lost: make room for as many");
+            return Err(Error::config("capacity", problem));
+        }
+        let (events, end) = if self.until_idle { cut(&events, end) } else { (&events[..], end) };
+        Ok(replay(&self.began, &end, events, &self.labels))
+    }
+}
+
+/// The events up to the end of the last phase of training.
+fn cut(events: &[Event], end: Now) -> (&[Event], Now) {
+    let busy = |event: &Event| !matches!(Phase::of(event.word), Phase::Idle | Phase::Evaluate);
+    let Some(last) = events.iter().rposition(busy) else { return (events, end) };
+    match events.get(last + 1) {
+        None => (events, end),
+        Some(mark) => (&events[..last + 2], Now { nanoseconds: mark.nanoseconds, word: mark.word, ..end }),
+    }
+}
+
+/// Keeps the ring open while one of these lives.
+#[derive(Debug)]
+pub(crate) struct Ring(());
+
+/// How many hold the ring open, and how many events it has room for.
+static OPEN: Mutex<(usize, usize)> = Mutex::new((0, 0));
+
+impl Ring {
+    pub(crate) fn open(events: usize) -> Result<Self> {
+        super::counted()?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let (holders, room) = &mut *open;
+        if events == 0 {
+            return Err(Error::config("capacity", "must be above 0 events"));
+        }
+        if *holders > 0 && events > *room {
+            let problem = format!("another recording has made room for {room}; ask for as many, or end it");
+            return Err(Error::config("capacity", problem));
+        }
+        if *holders == 0 {
+            if !ffi::open(events) {
+                return Err(Error::config("capacity", format!("no memory for {events} events")));
+            }
+            *room = events;
+        }
+        *holders += 1;
+        Ok(Self(()))
+    }
+
+    /// Number of the next event.
+    pub(crate) fn next(&self) -> u64 {
+        ffi::now().next
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.0 -= 1;
+        if open.0 == 0 {
+            ffi::close();
+        }
+    }
+}

@@ -1,0 +1,279 @@
+use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+use super::phase::Phase;
+use super::role::{Role, RoleBytes};
+
+/// What the allocator did over a stretch of training: every block with its role, and the live
+/// bytes of every moment. From a [`Recording`](super::Recording) or a
+/// [`MemoryTimeline`](crate::strategies::MemoryTimeline).
+///
+/// Roles are found after the fact: labelled tensors (parameters, buffers, gradients, optimizer
+/// state) have theirs, what was made in forward and is alive at its end is an activation, what
+/// was made and freed within a phase a temporary. At every moment they add up to the live
+/// bytes, to the byte.
+///
+/// `Display` writes the composition of the peak as a table; [`Timeline::save`] writes files.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    pub(super) blocks: Vec<Block>,
+    pub(super) moments: Vec<Moment>,
+    pub(super) spans: Vec<Span>,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) length: Duration,
+    pub(super) peak: usize,
+}
+
+/// A block of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Block {
+    /// Its number, by order of allocation in the process.
+    pub number: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// What it is for.
+    pub role: Role,
+    /// The phase that made it; `None` where it is older than the timeline.
+    pub phase: Option<Phase>,
+    /// The step that made it.
+    pub step: u32,
+    /// The segment that made it.
+    pub segment: Option<String>,
+    /// The event that made it, `None` for before the timeline: it is alive from moment `born` + 1.
+    pub(super) born: Option<usize>,
+    /// The event that freed it, if any.
+    pub(super) died: Option<usize>,
+}
+
+/// Live bytes after one event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Moment {
+    /// Since the timeline's start.
+    pub time: Duration,
+    /// Live bytes, as the allocator counted them.
+    pub live: u64,
+    /// The same by role.
+    pub roles: RoleBytes,
+}
+
+/// A stretch of time in one phase, step and segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Span {
+    /// The phase.
+    pub phase: Phase,
+    /// The step, modulo 2³².
+    pub step: u32,
+    /// The segment, if one was named.
+    pub segment: Option<String>,
+    /// Since the timeline's start.
+    pub start: Duration,
+    /// Since the timeline's start.
+    pub end: Duration,
+}
+
+impl Span {
+    pub(super) fn continues(&self, next: &Self) -> bool {
+        (self.phase, self.step, &self.segment) == (next.phase, next.step, &next.segment)
+    }
+}
+
+/// A request that was refused: out of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// Since the timeline's start.
+    pub time: Duration,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Live bytes then.
+    pub live: u64,
+}
+
+/// The moment with the most live bytes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Peak {
+    /// Live bytes.
+    pub bytes: u64,
+    /// Since the timeline's start.
+    pub time: Duration,
+    /// The phase it fell in.
+    pub phase: Phase,
+    /// The step it fell in.
+    pub step: u32,
+    /// The segment it fell in.
+    pub segment: Option<String>,
+    /// Live bytes by role.
+    pub roles: RoleBytes,
+    /// Who held them, the largest first.
+    pub holders: Vec<Holder>,
+}
+
+/// Blocks of one role made by one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// What they are for.
+    pub role: Role,
+    /// The segment that made them.
+    pub segment: Option<String>,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many.
+    pub blocks: usize,
+}
+
+impl Timeline {
+    /// The composition of the peak.
+    pub fn peak(&self) -> Peak {
+        let moment = self.moments[self.peak];
+        let during = self.span_at(moment.time);
+        Peak {
+            bytes: moment.live,
+            time: moment.time,
+            phase: during.map_or(Phase::Idle, |span| span.phase),
+            step: during.map_or(0, |span| span.step),
+            segment: during.and_then(|span| span.segment.clone()),
+            roles: moment.roles,
+            holders: self.holders(self.peak),
+        }
+    }
+
+    /// The live bytes at the start and after every event, in order; at least one.
+    pub fn moments(&self) -> &[Moment] {
+        &self.moments
+    }
+
+    /// Blocks that were made, freed or labelled, oldest first as far as they were made here.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// The phases, in order.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Requests that were refused.
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.refusals
+    }
+
+    /// How long it is.
+    pub fn length(&self) -> Duration {
+        self.length
+    }
+
+    /// Who holds the bytes of a moment, counted as in [`Timeline::moments`]; the largest first.
+    pub fn holders(&self, moment: usize) -> Vec<Holder> {
+        let mut sums: HashMap<(Role, Option<&str>), (u64, usize)> = HashMap::new();
+        for block in self.blocks.iter().filter(|block| block.alive_at(moment)) {
+            let sum = sums.entry((block.role, block.segment.as_deref())).or_default();
+            *sum = (sum.0 + block.bytes, sum.1 + 1);
+        }
+        let mut holders: Vec<Holder> = sums
+            .into_iter()
+            .map(|((role, segment), (bytes, blocks))| Holder {
+                role,
+                segment: segment.map(str::to_owned),
+                bytes,
+                blocks,
+            })
+            .collect();
+        holders.extend(self.unseen(moment, &holders));
+        holders.sort_by(|a, b| {
+            b.bytes.cmp(&a.bytes).then_with(|| (a.role, &a.segment).cmp(&(b.role, &b.segment)))
+        });
+        holders
+    }
+
+    /// Bytes that were there before the timeline, stayed, and that nobody labelled.
+    fn unseen(&self, moment: usize, holders: &[Holder]) -> Option<Holder> {
+        let seen: u64 = holders.iter().map(|holder| holder.bytes).sum();
+        let bytes = self.moments.get(moment)?.live.saturating_sub(seen);
+        (bytes > 0).then_some(Holder { role: Role::Other, segment: Some(OLDER.to_owned()), bytes, blocks: 0 })
+    }
+
+    /// Each role's own highest bytes, which need not fall together.
+    pub fn highest(&self) -> RoleBytes {
+        let mut highest = RoleBytes::default();
+        for moment in &self.moments {
+            for (role, bytes) in moment.roles.iter() {
+                highest[role] = highest[role].max(bytes);
+            }
+        }
+        highest
+    }
+
+    fn span_at(&self, time: Duration) -> Option<&Span> {
+        let at = self.spans.partition_point(|span| span.end <= time);
+        self.spans.get(at).or(self.spans.last())
+    }
+}
+
+/// The segment of blocks that are older than the timeline.
+pub(super) const OLDER: &str = "(made before)";
+
+impl Block {
+    pub(super) fn alive_at(&self, moment: usize) -> bool {
+        self.born.is_none_or(|born| born < moment) && self.died.is_none_or(|died| died >= moment)
+    }
+}
+
+/// The peak, by role and by segment.
+impl Display for Timeline {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let peak = self.peak();
+        let segment = peak.segment.as_ref().map(|name| format!(", segment {}", shown(name)));
+        writeln!(
+            f,
+            "peak {} in {} of step {}{}, {:.1} ms after the start",
+            amount(peak.bytes),
+            peak.phase.name(),
+            peak.step,
+            segment.unwrap_or_default(),
+            peak.time.as_secs_f64() * 1e3
+        )?;
+        writeln!(f, "{:<18}{:>14}{:>9}{:>18}", "role", "at the peak", "share", "its own highest")?;
+        let highest = self.highest();
+        for (role, bytes) in peak.roles.iter().filter(|(role, _)| highest[*role] > 0) {
+            let share = 100.0 * bytes as f64 / peak.bytes.max(1) as f64;
+            let (at, own) = (amount(bytes), amount(highest[role]));
+            writeln!(f, "{:<18}{at:>14}{share:>8.1}%{own:>18}", role.name())?;
+        }
+        writeln!(f, "largest holders at the peak")?;
+        for holder in peak.holders.iter().take(8) {
+            let bytes = amount(holder.bytes);
+            let blocks = if holder.blocks > 0 { format!("{} blocks", holder.blocks) } else { String::new() };
+            let segment = shown(holder.segment.as_deref().unwrap_or("(no segment)"));
+            writeln!(f, "{bytes:>14}  {:<16} {:<28} {blocks}", holder.role.name(), segment)?;
+        }
+        for refusal in &self.refusals {
+            let (asked, live) = (amount(refusal.bytes), amount(refusal.live));
+            writeln!(
+                f,
+                "refused: {asked} with {live} live, {:.1} ms after the start",
+                refusal.time.as_secs_f64() * 1e3
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes for a person, with one digit after the point.
+pub(super) fn amount(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ if bytes >= 1_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        _ => format!("{bytes} B"),
+    }
+}
+
+/// A name as one line of text: control characters could move a terminal's cursor.
+pub(super) fn shown(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
