@@ -8,6 +8,7 @@ mod callback;
 pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
+pub(crate) mod loss;
 pub(crate) mod memory;
 pub(crate) mod multi;
 pub(crate) mod optim;
