@@ -253,6 +253,31 @@ fn the_peak_is_the_documented_one_to_the_byte() {
     }
 }
 
+/// The bytes of docs/memory-model.md, with casts.
+#[test]
+fn the_peak_under_autocast_and_of_half_weights_is_the_documented_one() {
+    let _guard = serial();
+    let (n, d, v) = (128u64, 32u64, 1000u64);
+    let (chunk, rows, piece) = (2 * 32 * v, 32, 2 * d * v);
+    let p = Problem::new(n as i64, d as i64, v as i64, Kind::Float);
+    let before = live();
+    let scope = PeakScope::new(Device::Cpu).unwrap();
+    let fused = autocast(Device::Cpu, Kind::BFloat16, || Ok(With::default().fused(&p, chunk))).unwrap();
+    let casts = 2 * v * d + 2 * (2 * rows * d) + piece;
+    assert_eq!(scope.peak() - before, 4 * (n * d + v * d) + chunk + casts);
+    drop(fused);
+
+    let p = Problem::new(n as i64, d as i64, v as i64, Kind::BFloat16);
+    let before = live();
+    let scope = PeakScope::new(Device::Cpu).unwrap();
+    let fused = With::default().fused(&p, chunk);
+    assert_eq!(scope.peak() - before, 2 * n * d + 4 * v * d + chunk + piece);
+    drop(scope);
+    let scope = PeakScope::new(Device::Cpu).unwrap();
+    fused.loss.backward();
+    assert_eq!(scope.peak() - before, 2 * n * d + 4 * v * d + 2 * v * d + 8);
+}
+
 #[test]
 fn only_what_needs_a_gradient_is_made_and_dropping_the_graph_frees_it() {
     let _guard = serial();
@@ -317,7 +342,7 @@ fn any_leading_shape_and_any_strides_will_do() {
     assert!(difference(&loss, &flat) < 1e-14);
     loss.backward();
     assert_eq!(weight.grad().stride(), weight.stride());
-    assert!(difference(&hidden.grad().view([24, 6]), &wanted[0]) < 1e-14);
+    assert!(difference(&hidden.grad().reshape([24, 6]), &wanted[0]) < 1e-14);
     assert!(difference(&weight.grad(), &wanted[1]) < 1e-14);
     // One token without a dimension of its own.
     let one = linear_cross_entropy(&p.hidden.get(0), &p.weight, &p.targets.get(0)).unwrap();
@@ -589,7 +614,7 @@ fn a_weight_changed_before_backward_leaves_the_gradient_of_what_forward_saw() {
     let p = Problem::new(9, 4, 7, Kind::Float);
     let wanted = gradients(&p, &With::default().fused(&p, 60).loss, With::default());
     let loss = With::default().fused(&p, 60).loss;
-    no_grad(|| p.weight.shallow_clone().fill_(5.0));
+    let _ = no_grad(|| p.weight.shallow_clone().fill_(5.0));
     assert!(support::same(&gradients(&p, &loss, With::default()), &wanted));
 }
 
@@ -625,5 +650,5 @@ fn running_out_of_memory_in_any_allocation_is_the_typed_error() {
         assert_eq!(live(), before);
         failed += 1;
     }
-    assert!(failed >= 8, "{failed}");
+    assert!(failed >= 6, "{failed}");
 }
