@@ -360,8 +360,8 @@ fn a_second_backward_works_where_the_graph_is_kept_and_a_second_derivative_is_re
     let p = Problem::new(9, 4, 7, Kind::Float);
     let loss = With::default().fused(&p, 60).loss * 0.5;
     let leaves = [&p.hidden, &p.weight];
-    let first = Tensor::run_backward(&[&loss], &leaves, true, false);
-    let second = Tensor::run_backward(&[&loss], &leaves, true, false);
+    let first = support::copies(&Tensor::run_backward(&[&loss], &leaves, true, false));
+    let second = support::copies(&Tensor::run_backward(&[&loss], &leaves, true, false));
     let error = Tensor::f_run_backward(&[&loss], &leaves, true, true).unwrap_err();
     assert!(matches!(Error::from(error), Error::Unsupported { what, .. } if what == "a second derivative"));
     let last = Tensor::run_backward(&[&loss], &leaves, false, false);
