@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod error;
 mod ffi;
+pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optim;

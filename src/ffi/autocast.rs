@@ -31,14 +31,20 @@ pub(crate) struct AutocastState {
     raw: RawAutocast,
 }
 
-#[cfg(test)]
 impl AutocastState {
+    /// What operators cast to; `None` where they do not.
+    pub(crate) fn casts_to(&self) -> Option<Kind> {
+        self.dtype().filter(|_| self.raw.enabled != 0)
+    }
+
     /// Whether operators cast.
+    #[cfg(test)]
     pub(crate) fn enabled(&self) -> bool {
         self.raw.enabled != 0
     }
 
     /// Whether casts of leaves are kept for the scope.
+    #[cfg(test)]
     pub(crate) fn cache_enabled(&self) -> bool {
         self.raw.cache_enabled != 0
     }

@@ -13,6 +13,7 @@ pub(crate) mod device;
 pub(crate) mod grad;
 pub(crate) mod hooks;
 pub(crate) mod lion;
+pub(crate) mod loss;
 pub(crate) mod memory;
 pub(crate) mod mixed;
 pub(crate) mod multi;

@@ -440,6 +440,41 @@ void mf_region_abandon(mf_forward forward) noexcept;
 // reason that C++ knows: whatever unwinds now is not to be reported.
 int mf_recompute_leaving() noexcept;
 
+// ---- linear layer and cross-entropy in one (linear_cross_entropy.cpp, token_rows.cpp) ------
+// hidden [.., D], weight [V, D], bias [V] or null, labels int64 of hidden's leading shape,
+// token_weights of that shape or null; all on one device, dtypes as Rust has checked them.
+struct mf_head {
+  mf_tensor hidden, weight, bias, labels, token_weights;  // borrowed
+};
+struct mf_counted {
+  double weight;       // sum of the weights of the tokens that count; without weights as `tokens`
+  int64_t tokens;      // tokens that count: the label is not the ignored one, the weight not 0
+  int64_t bad_at;      // the first label that is neither ignored nor a class, or the first
+                       // weight that is negative or not finite; -1
+  int64_t bad_label;   // its label
+  double bad_weight;   // its weight; 1 without weights
+};
+struct mf_loss_options {
+  int64_t ignored;     // the label of tokens that do not count
+  double smoothing, z;
+  double norm;         // what the sum over tokens is multiplied by
+  int64_t rows;        // of one chunk, at least 1
+  int dtype;           // of the matrix products, a c10::ScalarType
+  int by_operators;    // 1: libtorch's operators on the CPU too
+};
+// Counts and checks, before anything is computed. One readback on an accelerator.
+int mf_count_tokens(const mf_head *head, int64_t ignored, mf_counted *out) noexcept;
+// *loss, owned: 0-d. Where gradients are on and wanted, its node holds them already; no
+// second derivative.
+int mf_linear_cross_entropy(
+    const mf_head *head, const mf_loss_options *options, mf_tensor *loss) noexcept;
+// Without a graph: the sum of the losses, and how often the label has the highest logit (the
+// first one where several have). One readback.
+int mf_evaluate_cross_entropy(
+    const mf_head *head, const mf_loss_options *options, double *sum, int64_t *correct) noexcept;
+// Implemented in Rust (loss.rs). Parks the error of a second derivative, returns its number.
+uint64_t mf_park_second_order() noexcept;
+
 }  // extern "C"
 
 // ---- for the .cpp files only -------------------------------------------------------------
