@@ -1,9 +1,10 @@
 use super::Config;
-use memfit::Result;
 use memfit::optim::{
-    AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Lion, LionConfig, Optimizer, Parameters, Sgd, SgdConfig,
+    Adafactor, AdafactorConfig, AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Lion, LionConfig, Muon,
+    MuonConfig, Optimizer, Parameters, Scale, Sgd, SgdConfig,
 };
 use memfit::tch::Kind;
+use memfit::{Named, Result};
 
 /// The optimizers that a run can choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,16 +16,22 @@ pub enum Choice {
     /// With moments in bf16.
     AdamWBf16,
     AdamW8bit,
+    /// Its rate is a share of each weight's size.
+    Adafactor,
+    /// The blocks' matrices; the rest by AdamW.
+    Muon,
 }
 
 /// Each with its name and its best rate of a coarse grid on the small model and this repository's
 /// text (one seed, 300 steps); bf16 and 8-bit moments have AdamW's.
-const TUNED: [(Choice, &str, f64); 5] = [
+const TUNED: [(Choice, &str, f64); 7] = [
     (Choice::Sgd, "sgd", 0.2),
     (Choice::Lion, "lion", 1e-3),
     (Choice::AdamW, "adamw", 2e-3),
     (Choice::AdamWBf16, "adamw-bf16", 2e-3),
     (Choice::AdamW8bit, "adamw8bit", 2e-3),
+    (Choice::Adafactor, "adafactor", 3e-2),
+    (Choice::Muon, "muon", 2e-3),
 ];
 
 /// What is done with an optimizer, whichever it is.
@@ -77,6 +84,19 @@ impl Choice {
             Self::AdamW => with.with(AdamW::new(parameters, adamw)?),
             Self::AdamWBf16 => with.with(AdamW::new(parameters, adamw.moments(Kind::BFloat16))?),
             Self::AdamW8bit => with.with(AdamW8bit::new(parameters, AdamW8bitConfig::default().lr(lr))?),
+            Self::Adafactor => with.with(Adafactor::new(parameters, AdafactorConfig::default().lr(lr))?),
+            Self::Muon => {
+                let (matrices, others): (Vec<Named>, Vec<Named>) =
+                    parameters.named().into_iter().partition(is_hidden);
+                let config = MuonConfig::default().lr(lr).scale(Scale::MatchAdamW).others(adamw);
+                with.with(Muon::new(&matrices, &others, config)?)
+            }
         }
     }
+}
+
+/// Whether a weight is a matrix between hidden layers: no embedding, no head.
+fn is_hidden(weight: &Named) -> bool {
+    let outer = ["tokens", "positions", "head"].iter().any(|name| weight.name.starts_with(name));
+    weight.tensor.dim() == 2 && !outer
 }
