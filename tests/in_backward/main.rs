@@ -8,6 +8,8 @@ mod order;
 mod state;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/training.rs"]
+mod training;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
