@@ -66,8 +66,10 @@ fn stepping_parameter_by_parameter_is_stepping() {
             single.backward(4.0);
             let update = Update { divisor: 4.0, ..Update::plain() };
             b.begin(&update).unwrap();
-            for index in [2, 0, 1] {
-                b.step_parameter(0, index, &update).unwrap();
+            for group in (0..b.groups().len()).rev() {
+                for index in (0..b.groups()[group].parameters().len()).rev() {
+                    b.step_parameter(group, index, &update).unwrap();
+                }
             }
         }
         assert!(same(&whole.values(), &single.values()), "{}", member.name);
@@ -144,6 +146,10 @@ fn strides_of_gradient_and_parameter_do_not_matter() {
         assert_eq!(wide.narrow(1, 72, 18), of(Tensor::zeros([65, 18], FLOAT)), "{name}: beyond the view");
         assert_eq!(run(values.tr().contiguous(), grad.tr().contiguous().tr()), plain, "{name}");
         assert_eq!(run(values.copy().tr(), grad.tr().contiguous().tr()), plain, "{name}: both");
+        // To one that works on matrices, a cube is another parameter.
+        if member.scratch > 0 {
+            continue;
+        }
         let cube =
             |tensor: &Tensor| tensor.view([5, 13, 70]).permute([2, 0, 1]).contiguous().permute([1, 2, 0]);
         let turned = run(cube(&values.tr().contiguous()), grad.view([5, 13, 70]));
@@ -155,7 +161,7 @@ const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// Case 47.
 #[test]
-fn a_step_takes_no_temporary_and_leaves_frozen_parameters_and_libtorchs_generator_alone() {
+fn a_step_takes_no_more_than_its_scratch_and_leaves_frozen_parameters_and_libtorchs_generator_alone() {
     let _guard = serial();
     for member in every_optimizer() {
         let net = Net::new(member.weights);
@@ -173,7 +179,7 @@ fn a_step_takes_no_temporary_and_leaves_frozen_parameters_and_libtorchs_generato
             (stepped, peak - live)
         };
         stepped.unwrap();
-        assert_eq!(peak, 0, "{}", member.name);
+        assert!(peak <= member.scratch, "{}: {peak}", member.name);
         let after = net.values();
         assert_ne!(after[0], before[0], "{}", member.name);
         assert_eq!(after[1], before[1], "frozen, with a stale gradient");
@@ -196,7 +202,11 @@ fn an_update_of_our_own_kernels_takes_no_memory_in_any_order() {
         let (stepped, peak) = memory::peak_of(Device::Cpu, || optimizer.step(&Update::plain())).unwrap();
         stepped.unwrap();
         let own = ["moments", "stochastic", "Lion", "8-bit"];
-        let limit = if own.iter().any(|part| member.name.contains(part)) { 0 } else { 4 << 20 };
+        let limit = if member.scratch == 0 && own.iter().any(|part| member.name.contains(part)) {
+            0
+        } else {
+            4 << 20
+        };
         assert!(peak - before <= limit, "{}: {}", member.name, peak - before);
     }
 }
@@ -221,11 +231,34 @@ fn no_allocation_can_fail_once_a_parameter_has_moved() {
     }
 }
 
+/// An error in the middle of a whole step: the second parameter's state is broken.
+#[test]
+fn a_whole_step_that_fails_half_way_is_poisoned_and_one_that_fails_before_is_not() {
+    let _guard = serial();
+    for member in every_optimizer() {
+        for one_by_one in [false, true] {
+            let net = Net::new(member.weights);
+            let mut inner = (member.make)(&net.named());
+            inner.allocate().unwrap();
+            let Some(state) = inner.state_of(0, 1).pop() else { continue };
+            *state = Tensor::zeros([2, 2, 2], (Kind::Int64, Device::Cpu));
+            let mut optimizer: Box<dyn Optimizer> =
+                if one_by_one { Box::new(CpuOffload::optimizer(inner).resident().unwrap()) } else { inner };
+            net.backward(1.0);
+            let before = net.values();
+            let error = optimizer.step(&Update::plain()).unwrap_err();
+            let poisoned = matches!(error, memfit::Error::Poisoned { .. });
+            assert_eq!(poisoned, !same(&net.values(), &before), "{}: {error}", member.name);
+            assert!(poisoned || !one_by_one, "{}: {error}", member.name);
+        }
+    }
+}
+
 /// The formulas of `docs/memory-model.md`.
 #[test]
 fn state_takes_the_bytes_that_its_formula_says() {
     let _guard = serial();
-    for Member { name, weights, make, bytes } in every_optimizer() {
+    for Member { name, weights, make, bytes, .. } in every_optimizer() {
         let net = Net::new(weights);
         let mut optimizer = make(&net.named());
         let before = live();
@@ -306,8 +339,9 @@ fn a_group_has_its_own_rate_and_decay_and_joins_late() {
         }
         assert_eq!(b.detach(), before, "{}: rate 0", member.name);
         let was = a.detach().copy();
-        optimizer.groups_mut()[1].lr = 0.25;
-        optimizer.groups_mut()[0].lr = 0.0;
+        let (late, first) = optimizer.groups_mut().split_last_mut().unwrap();
+        late.lr = 0.25;
+        first.iter_mut().for_each(|group| group.lr = 0.0);
         optimizer.step(&Update::plain()).unwrap();
         assert_ne!(b.detach(), before, "{}: the new rate was told", member.name);
         assert_eq!(a.detach(), was, "{}", member.name);

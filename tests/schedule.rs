@@ -4,7 +4,7 @@ mod support;
 
 use std::f64::consts::PI;
 
-use memfit::optim::{AdamW, AdamWConfig, GroupOptions, Optimizer, Sgd, SgdConfig, TchOptimizer};
+use memfit::optim::{AdamW, AdamWConfig, GroupOptions, InBackward, Optimizer, Sgd, SgdConfig, TchOptimizer};
 use memfit::strategies::{
     AmpScaler, Chain, Constant, Cosine, CosineRestarts, Curve, GradAccumulator, InverseSqrt, LinearDecay,
     MasterWeights, OneCycle, Schedule,
@@ -178,6 +178,9 @@ fn the_rate_that_was_set_is_used_by_the_next_update_through_every_wrapper() {
     let (vs, w) = vector(1);
     exact(moves(&vs, &w, plain(&vs)));
     exact(moves(&vs, &w, CpuOffload::optimizer(plain(&vs)).disk(&disk).unwrap()));
+    exact(moves(&vs, &w, InBackward::new(plain(&vs)).unwrap()));
+    let away = CpuOffload::optimizer(plain(&vs)).disk(&disk).unwrap();
+    exact(moves(&vs, &w, InBackward::new(away).unwrap()));
     exact(moves(
         &vs,
         &w,
@@ -185,6 +188,7 @@ fn the_rate_that_was_set_is_used_by_the_next_update_through_every_wrapper() {
     ));
     close(moves(&vs, &w, adamw(&vs)));
     close(moves(&vs, &w, CpuOffload::optimizer(adamw(&vs)).disk(&disk).unwrap()));
+    close(moves(&vs, &w, InBackward::new(adamw(&vs)).unwrap()));
 }
 
 #[test]
@@ -281,7 +285,8 @@ fn a_run_continues_where_it_was_and_only_under_its_own_schedule() {
         other => panic!("{other:?}"),
     };
     let text = refusal(build(&vs, 1.0, cycle().warm_up(1)).load_state(&state));
-    assert!(text.contains("`schedule.curve` is") && text.contains(".warm_up(1)"), "{text}");
+    // Texts that long are shown from where they differ.
+    assert!(text.contains("wanted …") && text.contains(".warm_up(1)"), "{text}");
     let text = refusal(build(&vs, 0.1, cycle()).load_state(&state));
     assert!(text.contains("[1.0], wanted [0.1]"), "{text}");
 }

@@ -4,11 +4,12 @@ mod support;
 #[path = "support/training.rs"]
 mod training;
 
-use memfit::optim::{AdamW, AdamWConfig, Optimizer, TchOptimizer};
+use memfit::optim::{AdamW, AdamWConfig, InBackward, Optimizer, TchOptimizer};
 use memfit::snapshot::{Extras, Weights};
 use memfit::strategies::GradAccumulator;
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module, nn::OptimizerConfig};
 use memfit::{CpuOffload, Error, Loss, Snapshot, Snapshots, Stack, State, StateVisitor, Value};
+use support::family::{Member, Net, every_optimizer};
 use support::serial;
 use training::{KITS, Kit, Run, WINDOW, batch, difference_of, half, same_bits};
 
@@ -49,6 +50,72 @@ fn resumed_anywhere_in_a_window_equals_never_stopped() {
             resumed.train(stop, end);
             let found = resumed.stack.state().unwrap();
             assert_eq!(difference_of(&found, &expected), None, "{kit:?} stopped at {stop}");
+        }
+    }
+}
+
+/// How an optimizer of the crate is wrapped.
+#[derive(Clone, Copy, Debug)]
+enum Wrapped {
+    Bare,
+    OnDisk,
+    InBackward,
+    Both,
+}
+
+fn wrapped(net: &Net, member: &Member, how: Wrapped) -> Stack {
+    let (named, none) = (net.named(), Vec::<memfit::Named>::new());
+    let optimizer = (member.make)(&named);
+    let away = |optimizer| CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).unwrap();
+    let optimizer: Box<dyn Optimizer> = match how {
+        Wrapped::Bare => optimizer,
+        Wrapped::OnDisk => Box::new(away(optimizer)),
+        Wrapped::InBackward => Box::new(InBackward::new(optimizer).unwrap()),
+        Wrapped::Both => Box::new(InBackward::new(away(optimizer)).unwrap()),
+    };
+    Stack::tensors(&named, &none, optimizer).build().unwrap()
+}
+
+/// Cases 43 and 55: 5 steps, a snapshot, a new model, 5 steps.
+#[test]
+fn every_optimizer_goes_on_to_the_bit_under_any_wrapper() {
+    use Wrapped::{Bare, Both, InBackward, OnDisk};
+    let _guard = serial();
+    for member in every_optimizer() {
+        let run = |net: &Net, stack: &mut Stack| {
+            for _ in 0..5 {
+                let _ = stack.step_with(|| Ok(Loss::of(net.loss()))).unwrap();
+            }
+        };
+        let net = Net::new(member.weights);
+        let mut straight = wrapped(&net, &member, Bare);
+        run(&net, &mut straight);
+        run(&net, &mut straight);
+        let expected = straight.state().unwrap();
+        let ways = [
+            (Bare, Bare),
+            (Bare, OnDisk),
+            (OnDisk, Bare),
+            (InBackward, InBackward),
+            (InBackward, Bare),
+            (OnDisk, Both),
+        ];
+        for (from, to) in ways {
+            let dir = folder();
+            let mut snapshots = Snapshots::in_folder(dir.path()).unwrap();
+            let net = Net::new(member.weights);
+            let mut stopped = wrapped(&net, &member, from);
+            run(&net, &mut stopped);
+            snapshots.save(&mut stopped, &Extras::new()).unwrap();
+            run(&net, &mut stopped);
+            drop((stopped, net));
+            let other = Net::new(member.weights);
+            let mut resumed = wrapped(&other, &member, to);
+            run(&other, &mut resumed);
+            snapshots.latest().unwrap().unwrap().resume(&mut resumed).unwrap();
+            run(&other, &mut resumed);
+            let off = difference_of(&resumed.state().unwrap(), &expected);
+            assert_eq!(off, None, "{}: {from:?} to {to:?}", member.name);
         }
     }
 }
@@ -175,14 +242,24 @@ fn another_stack_is_refused_naming_both_sides() {
     let mut one = Run::new(Kit::AdamW, 1);
     snapshots.save(&mut one.stack, &Extras::new()).unwrap();
     let snapshot = snapshots.latest().unwrap().unwrap();
-    for (kit, wanted) in [
-        (Kit::Sgd, "`stack.optimizer` is AdamW, wanted Sgd"),
-        (Kit::Clipped, "`stack.strategies` is "),
-        (Kit::Scaled, "`precision.scale` is missing"),
+    for (kit, begins, here) in [
+        (Kit::Sgd, "`stack.optimizer` is AdamW", ", wanted Sgd"),
+        (Kit::Clipped, "`stack.strategies` is ", ", GradClip::norm(0.5)"),
+        (Kit::Scaled, "`stack.strategies` is ", "AmpScaler::fp16"),
+        (Kit::Scaled, "`precision.scale` is missing", ""),
     ] {
         let mut other = Run::new(kit, 2);
-        let listed = problems(snapshot.resume(&mut other.stack).unwrap_err());
-        assert!(listed.iter().any(|problem| problem.starts_with(wanted)), "{kit:?}: {listed:#?}");
+        let before = other.stack.state().unwrap();
+        let error = snapshot.resume(&mut other.stack).unwrap_err();
+        let text = error.to_string();
+        let listed = problems(error);
+        let found = listed.iter().find(|problem| problem.starts_with(begins));
+        let Some(found) = found else { panic!("{kit:?}: {listed:#?}") };
+        // Both sides: the saved one, then the one of this stack.
+        let sides = found.split_once(", wanted ").map(|(saved, _)| saved.len() > begins.len() - 5);
+        assert!(sides.unwrap_or(here.is_empty()) && found.contains(here), "{kit:?}: {found}");
+        assert!(text.contains(found.as_str()), "the text has it too: {text}");
+        assert_eq!(difference_of(&other.stack.state().unwrap(), &before), None);
     }
 }
 

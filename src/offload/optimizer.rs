@@ -182,7 +182,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
         let moved = self.work(group, index, work);
         self.exchange(group, index, parameter);
         moved?;
-        tch::no_grad(|| parameter.shallow_clone().f_copy_(&host))?;
+        tch::no_grad(|| parameter.shallow_clone().f_copy_(&host)).map_err(|error| poisoned(error.into()))?;
         visiting.map_or(Ok(()), |hold| hold.end().map_err(poisoned))
     }
 
@@ -265,11 +265,12 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
             let moved = self
                 .arrive(*group, *index)
                 .and_then(|()| self.move_one(*group, *index, parameter, &Work::Step(update)));
-            if done == 0 {
-                moved?;
-            } else {
-                moved.map_err(poisoned)?;
-            }
+            // Before anything moved, the step is not counted.
+            moved.map_err(|error| match error {
+                Error::Poisoned { .. } => error,
+                error if done == 0 && self.inner.cancel() => error,
+                error => poisoned(error),
+            })?;
             self.go_home(*group, *index).map_err(poisoned)?;
         }
         Ok(())
@@ -302,6 +303,10 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
     fn begin(&mut self, update: &Update) -> Result<()> {
         self.allocate()?;
         self.inner.begin(update)
+    }
+
+    fn cancel(&mut self) -> bool {
+        self.inner.cancel()
     }
 
     fn steps_parameters(&self) -> bool {

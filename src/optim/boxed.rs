@@ -72,6 +72,10 @@ impl Optimizer for Box<dyn Optimizer> {
         (**self).begin(update)
     }
 
+    fn cancel(&mut self) -> bool {
+        (**self).cancel()
+    }
+
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
         (**self).step_parameter(group, index, update)
     }

@@ -54,6 +54,8 @@ pub struct InBackward<O> {
 struct Window {
     /// Whether the inner optimizer has begun its step.
     begun: bool,
+    /// Whether a parameter or its state changed.
+    changed: bool,
     /// Parameters whose gradients joined their state and that have not moved yet.
     joined: HashSet<(usize, usize)>,
     /// Whether gradients join the state in this window.
@@ -114,18 +116,39 @@ impl<O: Optimizer> InBackward<O> {
 
     /// Moves one parameter by its final gradient, which goes.
     fn finish(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        self.inner.step_parameter(group, index, update)?;
+        self.inner.step_parameter(group, index, update).map_err(|error| self.failed(error))?;
+        self.window.changed = true;
         self.drop_gradient(group, index);
         Ok(())
     }
 
     /// Lets one gradient join the state; it goes.
     fn join(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
-        let first = self.window.joined.insert((group, index));
+        let first = !self.window.joined.contains(&(group, index));
         let share = if first { Share::First } else { Share::Later };
-        self.inner.accumulate(group, index, update, share)?;
+        self.inner.accumulate(group, index, update, share).map_err(|error| self.failed(error))?;
+        self.window.joined.insert((group, index));
+        self.window.changed = true;
         self.drop_gradient(group, index);
         Ok(())
+    }
+
+    /// Moves one parameter by the gradients that joined its state, if any did.
+    fn finish_joined(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
+        if self.window.joined.remove(&(group, index)) {
+            self.inner.step_accumulated(group, index, update).map_err(poisoned)?;
+        }
+        Ok(())
+    }
+
+    /// What a failure of the inner optimizer is: itself, and the step not counted, where nothing
+    /// changed before.
+    fn failed(&mut self, error: Error) -> Error {
+        if matches!(error, Error::Poisoned { .. }) || self.window.changed || !self.inner.cancel() {
+            return poisoned(error);
+        }
+        self.window = Window::default();
+        error
     }
 
     fn drop_gradient(&self, group: usize, index: usize) {
@@ -138,35 +161,28 @@ impl<O: Optimizer> InBackward<O> {
         self.gradients() == GradientUse::EachMicroBatch && micro.of != Some(1)
     }
 
-    /// Everything that was not told of in backward. An error before anything changed is itself.
-    fn sweep(&mut self, update: &Update, mut changed: bool) -> Result<()> {
+    /// Everything that was not told of in backward.
+    fn sweep(&mut self, update: &Update) -> Result<()> {
         for group in 0..self.inner.groups().len() {
             for index in 0..self.inner.groups()[group].parameters().len() {
-                let swept = self.sweep_one(group, index, update);
-                changed |= swept.map_err(|error| if changed { poisoned(error) } else { error })?;
+                self.sweep_one(group, index, update)?;
             }
         }
         Ok(())
     }
 
-    /// Whether there was something to do for one parameter.
-    fn sweep_one(&mut self, group: usize, index: usize, update: &Update) -> Result<bool> {
+    fn sweep_one(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {
         let Some(parameter) = self.parameter(group, index).filter(Tensor::requires_grad) else {
-            return Ok(false);
+            return Ok(());
         };
         let present = grad::get(&parameter).is_some();
         if present && !self.window.joining {
-            self.finish(group, index, update)?;
-            return Ok(true);
+            return self.finish(group, index, update);
         }
         if present {
             self.join(group, index, update)?;
         }
-        let joined = self.window.joined.remove(&(group, index));
-        if joined {
-            self.inner.step_accumulated(group, index, update).map_err(poisoned)?;
-        }
-        Ok(joined)
+        self.finish_joined(group, index, update)
     }
 }
 
@@ -199,20 +215,19 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
         self.begin_once(update)?;
         if self.joins(*micro) {
             self.window.joining = true;
-            self.join(*group, *index, update).map_err(poisoned)?;
-            if micro.last == Some(true) && self.window.joined.remove(&(*group, *index)) {
-                self.inner.step_accumulated(*group, *index, update).map_err(poisoned)?;
+            self.join(*group, *index, update)?;
+            if micro.last == Some(true) {
+                self.finish_joined(*group, *index, update)?;
             }
         } else {
-            self.finish(*group, *index, update).map_err(poisoned)?;
+            self.finish(*group, *index, update)?;
         }
         Ok(Heard::Changed)
     }
 
     fn step(&mut self, update: &Update) -> Result<()> {
-        let begun = self.window.begun;
         self.begin_once(update)?;
-        let swept = self.sweep(update, begun);
+        let swept = self.sweep(update);
         self.window = Window::default();
         swept
     }
@@ -257,6 +272,10 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        // What is loaded is no open window's.
+        if visitor.loads() {
+            self.window = Window::default();
+        }
         self.inner.visit_state(visitor)
     }
 
@@ -266,6 +285,10 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
 
     fn begin(&mut self, update: &Update) -> Result<()> {
         self.inner.begin(update)
+    }
+
+    fn cancel(&mut self) -> bool {
+        self.inner.cancel()
     }
 
     fn steps_parameters(&self) -> bool {

@@ -127,6 +127,12 @@ pub trait Optimizer: Debug + Send {
         Err(unsupported(self.name(), "stepping parameter by parameter"))
     }
 
+    /// Takes back [`Optimizer::begin`], where nothing moved since. Whether it could: where not, a
+    /// failure before the first parameter moved is [`Error::Poisoned`] too.
+    fn cancel(&mut self) -> bool {
+        false
+    }
+
     /// Moves one parameter, after [`Optimizer::begin`].
     ///
     /// # Errors

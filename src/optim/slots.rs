@@ -41,7 +41,11 @@ impl<T: Slotted> Optimizer for T {
     fn step(&mut self, update: &Update) -> Result<()> {
         self.slots().present()?;
         self.slots_mut().begin(update.divisor)?;
-        self.slots_mut().step(update.divisor)
+        let stepped = self.slots_mut().step(update.divisor);
+        if matches!(&stepped, Err(error) if !matches!(error, Error::Poisoned { .. })) {
+            self.cancel();
+        }
+        stepped
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
@@ -54,6 +58,12 @@ impl<T: Slotted> Optimizer for T {
 
     fn begin(&mut self, update: &Update) -> Result<()> {
         self.slots_mut().begin(update.divisor)
+    }
+
+    fn cancel(&mut self) -> bool {
+        let steps = &mut self.slots_mut().steps;
+        *steps = steps.saturating_sub(1);
+        true
     }
 
     fn step_parameter(&mut self, group: usize, index: usize, update: &Update) -> Result<()> {

@@ -2,7 +2,8 @@
 
 use memfit::Update;
 use memfit::optim::{
-    AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Decay, Lion, LionConfig, Optimizer, Sgd, SgdConfig,
+    Adafactor, AdafactorConfig, AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Decay, Lion, LionConfig,
+    Muon, MuonConfig, Optimizer, Sgd, SgdConfig,
 };
 use memfit::state::Named;
 use memfit::tch::{Device, Kind, Tensor};
@@ -14,6 +15,14 @@ pub struct Member {
     pub make: fn(&[Named]) -> Box<dyn Optimizer>,
     /// Of a parameter with that many elements.
     pub bytes: fn(u64) -> u64,
+    /// The most temporary bytes of a step of [`Net`].
+    pub scratch: u64,
+}
+
+impl Member {
+    fn scratch(self, scratch: u64) -> Self {
+        Self { scratch, ..self }
+    }
 }
 
 fn adamw(weights: &[Named], config: AdamWConfig) -> Box<dyn Optimizer> {
@@ -32,6 +41,31 @@ fn eight(weights: &[Named], config: AdamW8bitConfig) -> Box<dyn Optimizer> {
     Box::new(AdamW8bit::new(weights, config.lr(0.01)).unwrap())
 }
 
+fn adafactor(weights: &[Named], config: AdafactorConfig) -> Box<dyn Optimizer> {
+    Box::new(Adafactor::new(weights, config).unwrap())
+}
+
+fn muon(weights: &[Named], config: MuonConfig) -> Box<dyn Optimizer> {
+    let (matrices, others): (Vec<_>, Vec<_>) =
+        weights.iter().map(|w| Named::new(w.name.clone(), &w.tensor)).partition(|w| w.tensor.dim() > 1);
+    let config = config.lr(0.01).others(config.others.lr(0.01));
+    Box::new(Muon::new(&matrices, &others, config).unwrap())
+}
+
+/// 4·(rows + columns) of [`Net`]'s matrices.
+fn factored_bytes(n: u64) -> u64 {
+    match n {
+        5000 => 4 * (50 + 100),
+        300 => 4 * (100 + 3),
+        n => 4 * n,
+    }
+}
+
+/// 4 for matrices, 8 for others.
+fn muon_bytes(n: u64) -> u64 {
+    if n > 3 { 4 * n } else { 8 * n }
+}
+
 /// 2·(n + 4·⌈n/256⌉) from 4,096 elements on.
 pub fn eight_bytes(n: u64) -> u64 {
     if n < 4096 { 8 * n } else { 2 * (n + 4 * n.div_ceil(256)) }
@@ -39,7 +73,13 @@ pub fn eight_bytes(n: u64) -> u64 {
 
 macro_rules! member {
     ($name:literal, $weights:ident, $make:ident($config:expr), $bytes:expr) => {
-        Member { name: $name, weights: Kind::$weights, make: |w| $make(w, $config), bytes: $bytes }
+        Member {
+            name: $name,
+            weights: Kind::$weights,
+            make: |w| $make(w, $config),
+            bytes: $bytes,
+            scratch: 0,
+        }
     };
 }
 
@@ -95,6 +135,30 @@ pub fn every_optimizer() -> Vec<Member> {
             eight_bytes
         ),
         member!("8-bit, fp16", Half, eight(AdamW8bitConfig::default()), eight_bytes),
+        // A number for each column of the widest matrix, and 16 B.
+        member!("Adafactor", Float, adafactor(AdafactorConfig::default()), factored_bytes).scratch(416),
+        member!("Adafactor, momentum", Float, adafactor(AdafactorConfig::default().beta1(0.9)), |n| 4 * n
+            + factored_bytes(n))
+        .scratch(416),
+        member!(
+            "Adafactor, bf16, stochastic",
+            BFloat16,
+            adafactor(AdafactorConfig::default().stochastic_rounding(3)),
+            factored_bytes
+        )
+        .scratch(416),
+        // 50 × 100: the Gram matrix, its polynomial and a lane, and sums.
+        member!("Muon", Float, muon(MuonConfig::default()), muon_bytes).scratch(2 * 10_048 + 20_032 + 64),
+        member!(
+            "Muon, bf16, stochastic",
+            BFloat16,
+            muon(
+                MuonConfig::default()
+                    .others(AdamWConfig::default().moments(Kind::Float).stochastic_rounding(3))
+            ),
+            muon_bytes
+        )
+        .scratch(2 * 10_048 + 2 * 20_032 + 64),
     ]
 }
 
@@ -127,10 +191,14 @@ impl Net {
         self.weights.iter().for_each(|weight| weight.shallow_clone().zero_grad());
     }
 
-    pub fn backward(&self, scale: f64) {
+    pub fn loss(&self) -> Tensor {
         let w = &self.weights;
         let y = self.x.matmul(&w[0]).tanh().matmul(&w[1]) + &w[2];
-        (y.square().sum(w[0].kind()) * scale).backward();
+        y.square().sum(w[0].kind())
+    }
+
+    pub fn backward(&self, scale: f64) {
+        (self.loss() * scale).backward();
     }
 
     pub fn values(&self) -> Vec<Tensor> {
