@@ -663,3 +663,256 @@ fn saving_and_resuming_stay_within_the_largest_tensor_and_16_mib() {
     assert!(peak - live <= 2 * MIB, "rows are copied 1 MiB at a time, not {}", peak - live);
     measured("weights", &mut || snapshot.weights().unwrap().load_into(&vs).unwrap());
 }
+
+mod resumed_after_poison {
+    use super::*;
+    use memfit::optim::{InBackward, Sgd, SgdConfig};
+    use memfit::step::{NextUpdate, UpdatePhase, Verdict};
+    use memfit::{Place, Strategy};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use support::{slope, vector};
+
+    fn micro(stack: &mut Stack, w: &Tensor, g: f32, weight: i64) -> memfit::Result<memfit::StepOutcome> {
+        stack.step_with(|| Ok(Loss::mean(slope(w, &[g]), weight)))
+    }
+
+    fn momentum() -> (Stack, Tensor) {
+        let (vs, w) = vector(1);
+        let config = SgdConfig::default().lr(1.0).momentum(0.5);
+        let optimizer = InBackward::new(Sgd::new(&vs, config).unwrap()).unwrap();
+        (Stack::of(&vs, optimizer).with(GradAccumulator::every(2)).build().unwrap(), w)
+    }
+
+    /// Case 55.
+    #[test]
+    fn a_poisoned_stack_that_is_resumed_goes_on_as_if_never_poisoned() {
+        let _guard = serial();
+        let (mut straight, v) = momentum();
+        for g in [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] {
+            let _ = micro(&mut straight, &v, g, 1).unwrap();
+        }
+        let (mut stack, w) = momentum();
+        for g in [1.0, 2.0] {
+            let _ = micro(&mut stack, &w, g, 1).unwrap();
+        }
+        let dir = folder();
+        let mut snapshots = Snapshots::in_folder(dir.path()).unwrap();
+        snapshots.save(&mut stack, &Extras::new()).unwrap();
+        let _ = micro(&mut stack, &w, 7.0, 1).unwrap();
+        let poisoned = micro(&mut stack, &w, 8.0, 2).unwrap_err();
+        assert!(matches!(poisoned, Error::Poisoned { .. }), "{poisoned}");
+        let refused = micro(&mut stack, &w, 8.0, 1).unwrap_err().to_string();
+        assert!(refused.contains("into this Stack, or into a new one"), "{refused}");
+        snapshots.latest().unwrap().unwrap().resume(&mut stack).unwrap();
+        assert_eq!(stack.optimizer().refuses_snapshot(), None);
+        for g in [3.0, 4.0, 5.0, 6.0] {
+            let _ = micro(&mut stack, &w, g, 1).unwrap();
+        }
+        // Momentum 1.5, then 0.75 + 3.5, then 2.125 + 5.5.
+        assert_eq!(w.double_value(&[0]), -(1.5 + 4.25 + 7.625));
+        assert_eq!(difference_of(&stack.state().unwrap(), &straight.state().unwrap()), None);
+    }
+
+    #[test]
+    fn sums_beside_the_momentum_are_not_resumed_into_it() {
+        let _guard = serial();
+        let (vs, w) = vector(1);
+        let config = SgdConfig::default().lr(1.0).momentum(0.5);
+        let optimizer = Sgd::new(&vs, config).unwrap();
+        let mut after = Stack::of(&vs, optimizer).with(GradAccumulator::every(2)).build().unwrap();
+        let _ = micro(&mut after, &w, 1.0, 1).unwrap();
+        let state = after.state().unwrap();
+        let (mut within, v) = momentum();
+        let before = within.state().unwrap();
+        let error = within.load_state(&state).unwrap_err();
+        assert!(matches!(error, Error::Incompatible { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("InBackward(Sgd)") && text.contains("open window"), "{text}");
+        assert_eq!(difference_of(&within.state().unwrap(), &before), None);
+        // Between windows they are one optimizer.
+        let _ = micro(&mut after, &w, 3.0, 1).unwrap();
+        within.load_state(&after.state().unwrap()).unwrap();
+        assert_eq!(v.double_value(&[0]), -2.0);
+    }
+
+    #[derive(Debug)]
+    struct Fails(Arc<AtomicBool>);
+
+    impl Strategy for Fails {
+        fn place(&self) -> Place {
+            Place::Watch
+        }
+
+        fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> memfit::Result<Verdict> {
+            if self.0.load(Ordering::Relaxed) {
+                return Err(Error::config("Fails", "as it was told"));
+            }
+            next(phase)
+        }
+    }
+
+    #[test]
+    fn what_moved_before_a_resume_does_not_poison_after_it() {
+        let _guard = serial();
+        let (vs, w) = vector(1);
+        let optimizer = InBackward::new(support::sgd(&vs)).unwrap();
+        let fails = Arc::new(AtomicBool::new(false));
+        let builder = Stack::of(&vs, optimizer).with(GradAccumulator::every(2)).with(Fails(fails.clone()));
+        let mut stack = builder.build().unwrap();
+        let _ = micro(&mut stack, &w, 1.0, 1).unwrap();
+        let state = stack.state().unwrap();
+        fails.store(true, Ordering::Relaxed);
+        let poisoned = micro(&mut stack, &w, 3.0, 1).unwrap_err();
+        assert!(matches!(poisoned, Error::Poisoned { .. }), "{poisoned}");
+        fails.store(false, Ordering::Relaxed);
+        stack.load_state(&state).unwrap();
+        assert_eq!(w.double_value(&[0]), 0.0);
+        // A backward that fails before anything moves: its graph is gone.
+        let used = w.square().sum(Kind::Float);
+        used.backward();
+        let failed = stack.step_with(|| Ok(Loss::mean(used.shallow_clone(), 1))).unwrap_err();
+        assert!(matches!(failed, Error::WindowLost { .. }), "{failed}");
+        for g in [1.0, 3.0] {
+            let _ = micro(&mut stack, &w, g, 1).unwrap();
+        }
+        assert_eq!(w.double_value(&[0]), -2.0);
+    }
+}
+
+#[test]
+fn weights_loaded_into_a_stack_reach_its_fp32_masters() {
+    let _guard = serial();
+    let mut vs = nn::VarStore::new(Device::Cpu);
+    let w = vs.root().ones("w", &[2]);
+    let kept = vs.root().ones("kept", &[1]);
+    vs.bfloat16();
+    let optimizer = memfit::optim::Sgd::new(&vs, memfit::optim::SgdConfig::default().lr(2f64.powi(-10)));
+    let masters = memfit::strategies::MasterWeights::fp32();
+    let mut stack = Stack::of(&vs, optimizer.unwrap()).with(masters).build().unwrap();
+    let step = |stack: &mut Stack| {
+        let loss = || Ok(Loss::of(w.sum(Kind::Float) + kept.sum(Kind::Float)));
+        assert!(stack.step_with(loss).unwrap().stepped());
+    };
+    step(&mut stack);
+    let dir = folder();
+    let file = dir.path().join("x.safetensors");
+    let loaded = Tensor::from_slice(&[3f32, -5.0]).to_kind(Kind::BFloat16);
+    Tensor::write_safetensors(&[("w", &loaded)], &file).unwrap();
+    Weights::open(&file).unwrap().partial().load_into(&stack).unwrap();
+    let state = stack.state().unwrap();
+    let master = |name: &str| match state.get(&format!("master.{name}")) {
+        Some(Value::Tensor(master)) => support::values(master),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(master("w"), [3.0, -5.0]);
+    assert_eq!(master("kept"), [1.0 - 2f64.powi(-10)], "what was not loaded keeps its low bits");
+    step(&mut stack);
+    assert!((support::values(&w)[0] - 3.0).abs() < 0.02);
+}
+
+#[test]
+fn other_settings_are_refused_naming_both() {
+    let _guard = serial();
+    use memfit::optim::{Sgd, SgdConfig};
+    use memfit::strategies::AmpScaler;
+    let refused = |one: &dyn Fn(&nn::VarStore) -> Stack, other: &dyn Fn(&nn::VarStore) -> Stack| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let _ = vs.root().ones("w", &[1]);
+        let state = one(&vs).state().unwrap();
+        let listed = problems(other(&vs).load_state(&state).unwrap_err());
+        one(&vs).load_state(&state).unwrap();
+        listed.join("; ")
+    };
+    let adamw = |config: AdamWConfig| {
+        move |vs: &nn::VarStore| Stack::of(vs, AdamW::new(vs, config).unwrap()).build().unwrap()
+    };
+    let config = AdamWConfig::default();
+    let text = refused(&adamw(config.betas(0.9, 0.99)), &adamw(config));
+    assert!(text.contains("(0.9, 0.99)") && text.contains("(0.9, 0.999)"), "{text}");
+    // Rates are a group's, and are loaded.
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _ = vs.root().ones("w", &[1]);
+    let state = adamw(config.lr(0.5).weight_decay(0.25))(&vs).state().unwrap();
+    let mut other = adamw(config)(&vs);
+    other.load_state(&state).unwrap();
+    assert_eq!((other.optimizer().groups()[0].lr, other.optimizer().groups()[0].weight_decay), (0.5, 0.25));
+
+    let sgd = |momentum: f64| {
+        move |vs: &nn::VarStore| {
+            let config = SgdConfig::default().momentum(momentum);
+            Stack::of(vs, Sgd::new(vs, config).unwrap()).build().unwrap()
+        }
+    };
+    let text = refused(&sgd(0.5), &sgd(0.75));
+    assert!(text.contains("momentum 0.5") && text.contains("momentum 0.75"), "{text}");
+
+    let scaled = |interval: u64| {
+        move |vs: &nn::VarStore| {
+            let scaler = AmpScaler::fp16_with(|config| config.growth_interval = interval).unwrap();
+            Stack::of(vs, support::sgd(vs)).with(scaler).build().unwrap()
+        }
+    };
+    let text = refused(&scaled(100), &scaled(200));
+    assert!(text.contains("growth_interval 100") && text.contains("growth_interval 200"), "{text}");
+}
+
+#[test]
+fn a_window_that_no_training_can_have_is_refused() {
+    let _guard = serial();
+    let (vs, w) = support::vector(1);
+    let build = |rule: GradAccumulator| Stack::of(&vs, support::sgd(&vs)).with(rule).build().unwrap();
+    for tokens in [false, true] {
+        let rule = || if tokens { GradAccumulator::tokens(9) } else { GradAccumulator::every(3) };
+        let mut stack = build(rule());
+        let _ = stack.step_with(|| Ok(Loss::mean(support::slope(&w, &[1.0]), 1))).unwrap();
+        let mut state = stack.state().unwrap();
+        let before = stack.state().unwrap();
+        for done in [0, 3, i64::MAX] {
+            if tokens && done > 0 {
+                continue;
+            }
+            state.insert("window.done", Value::Int(done));
+            let listed = problems(stack.load_state(&state).unwrap_err());
+            assert!(listed[0].contains("window.done"), "{listed:?}");
+            assert_eq!(difference_of(&stack.state().unwrap(), &before), None);
+        }
+    }
+    // By tokens any number fits, and none is a reason to allocate.
+    let mut stack = build(GradAccumulator::tokens(9));
+    let _ = stack.step_with(|| Ok(Loss::mean(support::slope(&w, &[1.0]), 1))).unwrap();
+    let mut state = stack.state().unwrap();
+    state.insert("window.done", Value::Int(1 << 50));
+    stack.load_state(&state).unwrap();
+    let micro = stack.windows([batch(0), batch(1)]).next().unwrap().unwrap();
+    assert_eq!(micro.index, 1 << 50);
+    stack.discard().unwrap();
+}
+
+#[test]
+fn windows_from_before_a_load_do_not_go_on_with_their_own_sums() {
+    let _guard = serial();
+    let (vs, w) = support::vector(1);
+    let tokens = GradAccumulator::tokens(8);
+    let mut stack = Stack::of(&vs, support::sgd(&vs)).with(tokens).build().unwrap();
+    let step = |stack: &mut Stack, micro| {
+        let loss = |x: &Tensor| Ok(Loss::mean(support::slope(&w, &[1.0]), x.size()[0]));
+        stack.step(micro, loss).unwrap().stepped()
+    };
+    // Rows are 3, 4, 5, 3, 4, …
+    let mut old = stack.windows((0..20).map(batch));
+    assert!(!step(&mut stack, old.next().unwrap().unwrap()));
+    let state = stack.state().unwrap();
+    assert!(!step(&mut stack, old.next().unwrap().unwrap()));
+    stack.load_state(&state).unwrap();
+    let refused = old.next().unwrap().unwrap_err();
+    assert!(refused.to_string().contains("after the load"), "{refused}");
+    assert!(old.next().is_none());
+    let mut new = stack.windows((1..20).map(batch));
+    assert!(!step(&mut stack, new.next().unwrap().unwrap()));
+    assert!(step(&mut stack, new.next().unwrap().unwrap()), "3 + 4 + 5 reach 8");
+    // Between windows a load changes nothing that an iterator knows.
+    let state = stack.state().unwrap();
+    stack.load_state(&state).unwrap();
+    assert!(!step(&mut stack, new.next().unwrap().unwrap()));
+}

@@ -196,6 +196,23 @@ impl Recipe for AdafactorConfig {
         (self.lr, self.weight_decay)
     }
 
+    fn settings(&self) -> String {
+        let Self {
+            lr: _,
+            weight_decay: _,
+            step_size,
+            decay,
+            epsilon1,
+            epsilon2,
+            clip,
+            beta1,
+            stochastic_rounding,
+        } = self;
+        format!(
+            "step_size {step_size:?}, decay {decay:?}, epsilon1 {epsilon1:?}, epsilon2 {epsilon2:?}, clip {clip:?}, beta1 {beta1:?}, stochastic_rounding {stochastic_rounding:?}"
+        )
+    }
+
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
         let kind = wide_kind(parameter);
         let shape = parameter.tensor.size();

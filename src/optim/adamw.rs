@@ -206,6 +206,13 @@ impl Recipe for AdamWConfig {
         (self.lr, self.weight_decay)
     }
 
+    fn settings(&self) -> String {
+        let Self { lr: _, weight_decay: _, betas, epsilon, decay, moments, stochastic_rounding } = self;
+        format!(
+            "betas {betas:?}, epsilon {epsilon:?}, decay {decay:?}, moments {moments:?}, stochastic_rounding {stochastic_rounding:?}"
+        )
+    }
+
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
         let kind = self.moments.unwrap_or(parameter.tensor.kind());
         vec![Kept::like("exp_avg", kind), Kept::like("exp_avg_sq", kind)]

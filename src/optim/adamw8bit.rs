@@ -161,6 +161,11 @@ impl Recipe for AdamW8bitConfig {
         (self.lr, self.weight_decay)
     }
 
+    fn settings(&self) -> String {
+        let Self { lr: _, weight_decay: _, betas, epsilon, stochastic_rounding } = self;
+        format!("betas {betas:?}, epsilon {epsilon:?}, stochastic_rounding {stochastic_rounding:?}")
+    }
+
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
         let count = parameter.tensor.numel();
         if count < LEAST {

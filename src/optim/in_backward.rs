@@ -272,8 +272,8 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
-        // What is loaded is no open window's.
         if visitor.loads() {
+            // What a window that failed had begun is gone with the state that it had changed.
             self.window = Window::default();
         }
         self.inner.visit_state(visitor)

@@ -142,6 +142,11 @@ impl Recipe for LionConfig {
         (self.lr, self.weight_decay)
     }
 
+    fn settings(&self) -> String {
+        let Self { lr: _, weight_decay: _, betas, moments, stochastic_rounding } = self;
+        format!("betas {betas:?}, moments {moments:?}, stochastic_rounding {stochastic_rounding:?}")
+    }
+
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
         vec![Kept::like("exp_avg", self.moments.unwrap_or(parameter.tensor.kind()))]
     }

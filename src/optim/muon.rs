@@ -244,6 +244,26 @@ impl Recipe for MuonRecipe {
         }
     }
 
+    fn settings(&self) -> String {
+        let MuonConfig {
+            lr: _,
+            weight_decay: _,
+            momentum,
+            kind,
+            scale,
+            steps,
+            coefficients,
+            epsilon,
+            others,
+        } = &self.config;
+        format!(
+            "momentum {momentum:?}, kind {kind:?}, scale {scale:?}, steps {steps}, coefficients {coefficients:?}, \
+             epsilon {epsilon:?}, matrices {:?}, others: {}",
+            self.matrices,
+            others.settings()
+        )
+    }
+
     fn state(&self, group: usize, parameter: &Named) -> Vec<Kept> {
         if self.matrices.contains(&group) {
             return vec![Kept::of("momentum_buffer", wide_kind(parameter), parameter.tensor.size())];

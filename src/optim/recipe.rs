@@ -76,6 +76,10 @@ pub trait Recipe: Debug + Send {
         Err(unsupported(self.name(), "adding gradients up in its state"))
     }
 
+    /// The settings that a run has to keep to be the same run: all but learning rate and weight
+    /// decay, which are a group's.
+    fn settings(&self) -> String;
+
     /// Whether the state tensors of a parameter must be equal in layout to be loaded: names
     /// what else must be, as in a block size.
     ///

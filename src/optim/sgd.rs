@@ -144,6 +144,11 @@ impl Recipe for SgdConfig {
         (self.lr, self.weight_decay)
     }
 
+    fn settings(&self) -> String {
+        let Self { lr: _, weight_decay: _, momentum, dampening, kind } = self;
+        format!("momentum {momentum:?}, dampening {dampening:?}, kind {kind:?}")
+    }
+
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
         if self.momentum == 0.0 { Vec::new() } else { vec![Kept::like("momentum", parameter.tensor.kind())] }
     }

@@ -262,6 +262,7 @@ impl<R: Recipe> Slots<R> {
 
     fn visit(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
         visitor.count("steps", &mut self.steps)?;
+        visitor.must_equal("settings", &self.recipe.settings())?;
         self.recipe.visit_layout(visitor)?;
         for (index, group) in self.groups.iter_mut().enumerate() {
             visitor.nested(&format!("group{index}"), |visitor| {

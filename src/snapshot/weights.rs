@@ -50,9 +50,22 @@ enum Names {
 }
 
 /// Where weights are loaded: a `VarStore`, a [`Stack`], or named tensors.
+///
+/// Once a stack is built, load into the stack: copies of the weights, as those of
+/// [`MasterWeights`](crate::strategies::MasterWeights), then follow. A `VarStore` is for the
+/// time before `build()`, or without a stack.
 pub trait Target {
     /// The tensors, buffers too; a tied one may stand under each of its names.
     fn tensors(&self) -> Vec<Named>;
+
+    /// Called with the tensors that were written.
+    ///
+    /// # Errors
+    /// Any; the tensors are loaded.
+    fn loaded(&self, loaded: &[Named]) -> Result<()> {
+        let _ = loaded;
+        Ok(())
+    }
 }
 
 impl Target for VarStore {
@@ -64,6 +77,10 @@ impl Target for VarStore {
 impl Target for Stack {
     fn tensors(&self) -> Vec<Named> {
         self.parameters().iter().chain(self.buffers()).cloned().collect()
+    }
+
+    fn loaded(&self, loaded: &[Named]) -> Result<()> {
+        self.weights_loaded(loaded)
     }
 }
 
@@ -132,7 +149,7 @@ impl Weights {
                 Some((key, spot)) => {
                     problems.extend(self.misfit(name, spot, tensor));
                     used.insert(key.as_str());
-                    due.push((key, tensor));
+                    due.push((key, Named::new(name.clone(), tensor)));
                 }
             }
         }
@@ -145,13 +162,14 @@ impl Weights {
         if !problems.is_empty() {
             return Err(Error::State { problems });
         }
-        for (key, tensor) in due {
+        for (key, Named { tensor, .. }) in &due {
             let held = crate::offload::hold(tensor)?;
             self.file.read(key, tensor)?;
             held.map_or(Ok(()), crate::offload::Hold::end)?;
         }
         crate::ffi::autocast::clear_cache();
-        Ok(())
+        let loaded: Vec<Named> = due.into_iter().map(|(_, named)| named).collect();
+        target.loaded(&loaded)
     }
 
     fn misfit(&self, name: &str, spot: &Spot, tensor: &Tensor) -> Option<String> {

@@ -82,7 +82,7 @@ impl Stack {
             Health::Poisoned => Err(Error::CallOrder {
                 call: "a training step",
                 state: "after an update failed half-way".to_owned(),
-                remedy: "load a snapshot into a new Stack",
+                remedy: "load a snapshot: into this Stack, or into a new one",
             }),
         }
     }

@@ -71,10 +71,15 @@ pub(super) fn gradient_use(optimizer: &dyn Optimizer, strategies: &[Box<dyn Stra
 }
 
 impl Finals {
-    /// Begins a window: hooks whatever parameter needs a gradient by now.
-    pub(super) fn begin(&mut self, optimizer: &dyn Optimizer) -> Result<()> {
+    /// Forgets the window that was open: a load has put another state in its place.
+    pub(super) fn forget(&mut self) {
         self.told = None;
         self.of = None;
+    }
+
+    /// Begins a window: hooks whatever parameter needs a gradient by now.
+    pub(super) fn begin(&mut self, optimizer: &dyn Optimizer) -> Result<()> {
+        self.forget();
         self.hooks.resize_with(optimizer.groups().len(), Vec::new);
         for (group, (hooks, members)) in self.hooks.iter_mut().zip(optimizer.groups()).enumerate() {
             hooks.resize_with(members.parameters().len(), || None);

@@ -3,13 +3,14 @@
 use tch::{Device, Kind, Tensor};
 
 use super::Stack;
+use super::finals::gradient_use;
 use super::window::Open;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::PeakScope;
 use crate::rng::Generators;
-use crate::state::{Like, Named, StateVisitor};
-use crate::step::WindowRule;
+use crate::state::{Found, Like, Named, Source, StateVisitor, Value};
+use crate::step::{GradientUse, WindowRule};
 
 /// What a load makes before it touches the training.
 #[derive(Debug)]
@@ -40,6 +41,35 @@ impl Stack {
             None
         };
         Ok(Restored { generators, window })
+    }
+
+    /// Refuses a saved window that cannot be gone on with here; asked once the names fit.
+    pub(super) fn check_window(&self, source: &dyn Source) -> Result<()> {
+        let count = |name: &str| match source.find(name) {
+            Some(Found::Scalar(Value::Int(number))) => *number,
+            _ => 0,
+        };
+        if count("window.open") == 0 {
+            return Ok(());
+        }
+        let (done, length) = (count("window.done"), count("window.length"));
+        let by_tokens = count("window.by_tokens") == 1;
+        if done < 1 || length < 1 || (!by_tokens && done >= length) {
+            let problem =
+                format!("`window.done` is {done} in an open window whose `window.length` is {length}");
+            return Err(Error::State { problems: vec![problem] });
+        }
+        if gradient_use(self.optimizer.as_ref(), &self.strategies) != GradientUse::EachMicroBatch {
+            return Ok(());
+        }
+        Err(Error::Incompatible {
+            left: self.optimizer.name(),
+            right: "a state with an open window".to_owned(),
+            why: "the window's first gradients were added up beside the optimizer, the next ones would join \
+                  its momentum"
+                .to_owned(),
+            remedy: "save between windows, or end the window without InBackward and save again".to_owned(),
+        })
     }
 
     fn visit_window(&mut self, visitor: &mut StateVisitor<'_>, now: &Generators) -> Result<Restoring> {
@@ -91,12 +121,16 @@ impl Stack {
         let Restored { generators, window } = restored;
         self.zero_grad();
         self.open = None;
+        self.finals.forget();
         let mut resumed = None;
         if let Some(Restoring { open, gradients, copies, generators }) = window {
             for (parameter, gradient) in self.model.parameters.iter().zip(&gradients) {
                 gradient.as_ref().map_or(Ok(()), |gradient| ffi::grad::set(&parameter.tensor, gradient))?;
             }
             self.window_start.replace(copies, generators);
+            if gradient_use(self.optimizer.as_ref(), &self.strategies) != GradientUse::AtUpdate {
+                self.finals.begin(self.optimizer.as_ref())?;
+            }
             self.clock.set_rule(open.rule);
             resumed = Some((open.done(), open.counted));
             self.open = Some(open);

@@ -23,7 +23,8 @@ impl Stack {
     /// replaced by the saved one or, where none was open, dropped.
     ///
     /// # Errors
-    /// [`Error::State`] with every entry that does not fit, and nothing changed;
+    /// [`Error::State`] with every entry that does not fit, [`Error::Incompatible`] for an open
+    /// window under an optimizer that takes gradients into its momentum; nothing changed then.
     /// [`Error::Poisoned`] where it failed after the first tensor was written.
     pub fn load_state(&mut self, state: &State) -> Result<()> {
         self.load_from("Stack::load_state", state, || Ok(()))
@@ -51,6 +52,7 @@ impl Stack {
         self.refuse_out_of_reach(call)?;
         self.optimizer.allocate()?;
         state::check(source, |visitor| self.visit_state(visitor).map(drop))?;
+        self.check_window(source)?;
         verify()?;
         let mut restored = None;
         let loaded = state::load(source, |visitor| {
@@ -71,6 +73,11 @@ impl Stack {
     /// Micro-batches done in the open window.
     pub(crate) fn open_micro_batches(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.done() as u64)
+    }
+
+    /// Lets strategies that keep copies of weights take over those that were loaded.
+    pub(crate) fn weights_loaded(&self, loaded: &[Named]) -> Result<()> {
+        self.strategies.iter().try_for_each(|strategy| strategy.weights_loaded(loaded))
     }
 
     /// Further names of tied tensors.

@@ -13,6 +13,8 @@ pub(super) struct Clock {
     rule: Mutex<WindowRule>,
     /// Bumped when the stack's window is no longer the one that `Windows` counts.
     breaks: AtomicU64,
+    /// Bumped by each load of a state.
+    loads: AtomicU64,
     /// Micro-batches done in the open window.
     done: AtomicU64,
     /// A window that came from a snapshot: its micro-batches and their tokens. The next
@@ -27,6 +29,7 @@ impl Clock {
         Arc::new(Self {
             rule: Mutex::new(rule),
             breaks: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
             done: AtomicU64::new(0),
             resumed: Mutex::new(None),
             whole: AtomicBool::new(false),
@@ -63,6 +66,11 @@ impl Clock {
     pub(super) fn resume(&self, window: Option<(usize, u64)>) {
         self.broke(window.map_or(0, |(done, _)| done));
         *self.resumed.lock().unwrap_or_else(PoisonError::into_inner) = window;
+        self.loads.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Acquire)
     }
 
     fn take_resumed(&self) -> Option<(usize, u64)> {
@@ -106,7 +114,10 @@ pub struct Windows<I: Iterator> {
     /// A refusal, given once; nothing follows it.
     refusal: Option<Option<Error>>,
     breaks: u64,
+    loads: u64,
     index: usize,
+    /// Micro-batches of a window that came from a snapshot: its sums are known from there on.
+    known_from: usize,
     /// Tokens of the window before each of its micro-batches, and after the last one given.
     tokens: Vec<u64>,
     rule: WindowRule,
@@ -125,7 +136,10 @@ where
         if let Some(refusal) = &mut self.refusal {
             return refusal.take().map(Err);
         }
-        self.follow();
+        if let Err(error) = self.follow() {
+            self.refusal = Some(None);
+            return Some(Err(error));
+        }
         if self.index == 0 {
             self.counted = self.count();
         }
@@ -134,7 +148,11 @@ where
             Ok(batch) => batch,
             Err(error) => return Some(Err(error)),
         };
-        self.tokens.truncate(self.index + 1);
+        if self.index < self.known_from {
+            self.known_from = 0;
+            self.tokens = vec![0];
+        }
+        self.tokens.truncate(self.index - self.known_from + 1);
         let tokens = self.tokens.last().copied().unwrap_or_default() + batch.tokens();
         self.tokens.push(tokens);
         let full = match self.rule {
@@ -188,8 +206,18 @@ where
 }
 
 impl<I: Iterator> Windows<I> {
-    /// Takes up what the stack did since: a failure changes how far its window is.
-    fn follow(&mut self) {
+    /// Takes up what the stack did since: a failure changes how far its window is. A window
+    /// from a snapshot has sums that this one does not know.
+    fn follow(&mut self) -> Result<()> {
+        let loads = self.clock.loads();
+        if loads != self.loads && self.clock.done() > 0 {
+            return Err(Error::CallOrder {
+                call: "Stack::windows",
+                state: "before the state of an open window was loaded".to_owned(),
+                remedy: "make a new iterator after the load, over the batches that come next",
+            });
+        }
+        self.loads = loads;
         let breaks = self.clock.breaks();
         if breaks != self.breaks {
             self.breaks = breaks;
@@ -198,6 +226,7 @@ impl<I: Iterator> Windows<I> {
         if self.index == 0 {
             self.rule = self.clock.rule();
         }
+        Ok(())
     }
 }
 
@@ -205,7 +234,8 @@ impl Stack {
     /// Goes over batches, telling each its place in its window, for [`Stack::step`].
     ///
     /// The stack is not borrowed. With a window open, the first item is an error; a window
-    /// that came from a snapshot is gone on with, once.
+    /// that came from a snapshot is gone on with, once. An iterator made before such a window
+    /// was loaded ends with an error.
     pub fn windows<B: Batch, I: IntoIterator<Item = B>>(
         &self,
         batches: I,
@@ -222,8 +252,6 @@ impl Stack {
         let resumed = self.clock.take_resumed().filter(|(at, _)| Some(*at) == done);
         let refusal = if resumed.is_some() { None } else { self.refuse_open("Stack::windows").err() };
         let (index, counted) = resumed.unwrap_or_default();
-        let mut tokens = vec![0; index];
-        tokens.push(counted);
         Windows {
             batches: batches.into_iter(),
             ahead: VecDeque::new(),
@@ -231,8 +259,10 @@ impl Stack {
             clock: self.clock.clone(),
             refusal: refusal.map(Some),
             breaks: self.clock.breaks(),
+            loads: self.clock.loads(),
             index,
-            tokens,
+            known_from: index,
+            tokens: vec![counted],
             rule: self.clock.rule(),
             counted: None,
         }

@@ -145,6 +145,16 @@ pub trait Strategy: Debug + Any + Send {
         next(phase)
     }
 
+    /// Called after weights were loaded into the stack from outside, between windows or in one:
+    /// takes over into copies of its own what was loaded.
+    ///
+    /// # Errors
+    /// Any; the weights are loaded.
+    fn weights_loaded(&self, loaded: &[Named]) -> Result<()> {
+        let _ = loaded;
+        Ok(())
+    }
+
     /// Names its state, for saving and for loading.
     ///
     /// # Errors

@@ -79,6 +79,26 @@ impl AmpConfig {
     }
 }
 
+impl AmpConfig {
+    /// What a run has to keep to be the same run; the first scale was for its beginning.
+    pub(super) fn settings(&self) -> String {
+        let Self {
+            dtype,
+            init_scale: _,
+            growth_factor,
+            growth_interval,
+            backoff_factor,
+            floor,
+            cap,
+            patience,
+        } = self;
+        format!(
+            "dtype {dtype:?}, growth_factor {growth_factor:?}, growth_interval {growth_interval}, \
+             backoff_factor {backoff_factor:?}, floor {floor:?}, cap {cap:?}, patience {patience}"
+        )
+    }
+}
+
 /// Autocast to bf16 or fp16, with a dynamic loss scale for fp16. See the [module](self).
 #[derive(Debug)]
 pub struct AmpScaler {

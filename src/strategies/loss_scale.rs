@@ -79,6 +79,7 @@ impl LossScale {
     }
 
     pub(super) fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        visitor.must_equal("settings", &self.config.settings())?;
         visitor.float("scale", &mut self.scale)?;
         visitor.count("clean_steps", &mut self.clean_steps)?;
         visitor.count("skips_at_floor", &mut self.skips_at_floor)

@@ -7,7 +7,8 @@
 //! *When it acts*: after each backward it moves gradients into the fp32 sums; the optimizer
 //! updates the fp32 weights; then they are rounded into the model's.
 //!
-//! *Limits*: the model computes with rounded weights. Source: Micikevicius et al., *Mixed
+//! *Limits*: the model computes with rounded weights. Weights that are loaded into the `Stack`
+//! reach the fp32 ones; those that are loaded into a `VarStore` only before `build()`. Source: Micikevicius et al., *Mixed
 //! Precision Training*, 2018, section 3.1.
 //!
 //! ```
@@ -26,6 +27,8 @@
 //! assert!((w.double_value(&[0]) - 0.9).abs() < 0.004); // bf16 alone would still be at 1
 //! # Ok::<(), memfit::Error>(())
 //! ```
+
+use std::collections::HashSet;
 
 use tch::{Kind, Tensor};
 
@@ -158,6 +161,14 @@ impl Strategy for MasterWeights {
             self.drop_sums();
         }
         Ok(verdict)
+    }
+
+    fn weights_loaded(&self, loaded: &[Named]) -> Result<()> {
+        let loaded: HashSet<usize> = loaded.iter().map(|one| ffi::tensor::identity(&one.tensor)).collect();
+        let pairs = self.pairs.iter();
+        pairs
+            .filter(|pair| loaded.contains(&ffi::tensor::identity(&pair.weight.tensor)))
+            .try_for_each(|pair| ffi::multi::cast_into(&pair.master, &pair.weight.tensor))
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
