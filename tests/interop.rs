@@ -56,10 +56,14 @@ fn pytorch_goes_on_where_memfit_stopped_and_back() {
         return;
     }
     let vs = nn::VarStore::new(Device::Cpu);
+    let first = nn::linear(vs.root() / "0", 4, 4, Default::default());
+    let tied = (vs.root() / "2").add("weight", first.ws.shallow_clone(), true);
+    let bias = (vs.root() / "2").zeros("bias", &[4]);
     let model = nn::seq()
-        .add(nn::linear(vs.root() / "0", 4, 3, Default::default()))
+        .add(first)
         .add_fn(|x| x.tanh())
-        .add(nn::linear(vs.root() / "2", 3, 1, Default::default()));
+        .add_fn(move |x| x.linear(&tied, Some(&bias)))
+        .add(nn::linear(vs.root() / "3", 4, 1, Default::default()));
     let mut stack =
         Stack::of(&vs, AdamW::new(&vs, AdamWConfig::default().lr(0.01)).unwrap()).build().unwrap();
 

@@ -8,10 +8,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use memfit::optim::{AdamW, AdamWConfig};
 use memfit::snapshot::{Extras, Weights};
-use memfit::tch::{Device, nn};
-use memfit::{Error, Snapshot, Snapshots, State, Value};
+use memfit::tch::{Device, Tensor, nn};
+use memfit::{Error, Snapshot, Snapshots, Stack, State, Value};
 use proptest::prelude::*;
+use serde_json::{Value as Json, json};
 use support::serial;
 use training::{Kit, Run, difference_of};
 
@@ -34,6 +36,7 @@ impl Scene {
         let script = memfit::tch::CModule::load("tests/data/block.pt").unwrap();
         let mut data = State::default();
         data.insert("next", Value::Int(4));
+        data.insert("seen", Value::Tensor(Tensor::from_slice(&[true, false, true])));
         let extras = Extras::new().entry("data", data).script("block", &script);
         let saved = Snapshots::in_folder(dir.path()).unwrap().save(&mut run.stack, &extras).unwrap();
         run.train(4, 9);
@@ -288,6 +291,285 @@ fn a_damaged_manifest_keeps_latest_from_guessing() {
     assert!(matches!(snapshots.latest(), Err(Error::Snapshot { .. })));
     assert!(snapshots.paths().unwrap().is_empty());
     assert!(matches!(Snapshot::open("/nowhere/at/all"), Err(Error::Io { .. })));
+}
+
+/// A snapshot taken apart, to be put together again with every checksum right.
+#[derive(Clone)]
+struct Forged {
+    manifest: Json,
+    headers: Vec<Json>,
+    data: Vec<Vec<u8>>,
+}
+
+impl Forged {
+    fn of(folder: &Path) -> Self {
+        let text = fs::read_to_string(folder.join(FILES[0])).unwrap();
+        let manifest = serde_json::from_str(&text).unwrap();
+        let (headers, data) = FILES[1..].iter().map(|name| Self::parts(&folder.join(name))).unzip();
+        Self { manifest, headers, data }
+    }
+
+    fn parts(file: &Path) -> (Json, Vec<u8>) {
+        let bytes = fs::read(file).unwrap();
+        let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        (serde_json::from_slice(&bytes[8..end]).unwrap(), bytes[end..].to_vec())
+    }
+
+    fn write(mut self, folder: &Path) {
+        for (index, name) in FILES[1..].iter().enumerate() {
+            let mut header = serde_json::to_vec(&self.headers[index]).unwrap();
+            header.resize(header.len().next_multiple_of(8), b' ');
+            let length = (header.len() as u64).to_le_bytes();
+            let bytes = [&length[..], &header, &self.data[index]].concat();
+            self.manifest["files"][name] = json!({ "bytes": bytes.len(), "crc32": crc32fast::hash(&bytes) });
+            fs::write(folder.join(name), bytes).unwrap();
+        }
+        for (_, tensor) in self.manifest["tensors"].as_object_mut().unwrap() {
+            let file = FILES[1..].iter().position(|name| tensor["file"] == *name).unwrap();
+            let offsets = &self.headers[file][tensor["key"].as_str().unwrap()]["data_offsets"];
+            let at = |index: usize| offsets[index].as_u64().unwrap_or(u64::MAX) as usize;
+            if let Some(bytes) = self.data[file].get(at(0)..at(1)) {
+                tensor["crc32"] = json!(crc32fast::hash(bytes));
+            }
+        }
+        self.manifest.as_object_mut().unwrap().remove("crc32");
+        let json = serde_json::to_string(&self.manifest).unwrap();
+        fs::write(folder.join(FILES[0]), sealed(&json[1..])).unwrap();
+    }
+
+    /// A tensor's entry in the manifest, its place in the file's header, and its data.
+    fn tensor(&mut self, name: &str) -> (&mut Json, &mut Json, &mut [u8]) {
+        let entry = &mut self.manifest["tensors"][name];
+        let file = FILES[1..].iter().position(|file| entry["file"] == *file).unwrap();
+        let place = &mut self.headers[file][entry["key"].as_str().unwrap()];
+        let at = |index: usize| place["data_offsets"][index].as_u64().unwrap() as usize;
+        let bytes = at(0)..at(1);
+        (entry, place, &mut self.data[file][bytes])
+    }
+
+    fn names(&self, of: &str) -> Vec<String> {
+        self.manifest[of].as_object().unwrap().keys().cloned().collect()
+    }
+}
+
+/// Checksums that are right over contents that are wrong.
+#[derive(Clone, Debug)]
+enum Lie {
+    Dtype(&'static str),
+    Shape(Vec<i64>),
+    Offsets(u64, u64),
+    Byte(prop::sample::Index, u8),
+    Scalar(i64),
+}
+
+fn lies() -> impl Strategy<Value = (prop::sample::Index, Lie)> {
+    let dtypes = prop::sample::select(vec!["BOOL", "U8", "I32", "F32", "F64", "BF16", "I64", "F8_E4M3"]);
+    let number = || prop_oneof![Just(0), Just(-1), Just(i64::MAX), Just(i64::MIN), -9i64..99];
+    let lie = prop_oneof![
+        dtypes.prop_map(Lie::Dtype),
+        prop::collection::vec(prop_oneof![0i64..50, number()], 0..4).prop_map(Lie::Shape),
+        (0u64..400, 0u64..400).prop_map(|(from, to)| Lie::Offsets(from, to)),
+        (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Lie::Byte(at, byte)),
+        number().prop_map(Lie::Scalar),
+    ];
+    (any::<prop::sample::Index>(), lie)
+}
+
+fn tell(forged: &mut Forged, at: prop::sample::Index, lie: &Lie) {
+    if let Lie::Scalar(number) = lie {
+        let names = forged.names("scalars");
+        // One in four is about the window.
+        let name = if at.index(4) == 0 { "window.done" } else { &names[at.index(names.len())] };
+        forged.manifest["scalars"][name] = json!({ "int": number });
+        return;
+    }
+    let names = forged.names("tensors");
+    let (entry, place, bytes) = forged.tensor(&names[at.index(names.len())]);
+    match lie {
+        Lie::Dtype(dtype) => (entry["dtype"], place["dtype"]) = (json!(dtype), json!(dtype)),
+        Lie::Shape(shape) => (entry["shape"], place["shape"]) = (json!(shape), json!(shape)),
+        Lie::Offsets(from, to) => place["data_offsets"] = json!([from, to]),
+        Lie::Byte(at, byte) if !bytes.is_empty() => bytes[at.index(bytes.len())] = *byte,
+        Lie::Byte(..) | Lie::Scalar(_) => {}
+    }
+}
+
+/// Sealed again over wrong contents it may be taken or refused; nobody panics, and a refusal
+/// has touched nothing and leaves the stack sound.
+#[test]
+fn contents_that_lie_under_right_checksums_touch_nothing_or_load() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let good = Forged::of(&scene.path);
+    let mut config = ProptestConfig::with_cases(300);
+    config.failure_persistence = None;
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let cell = std::cell::RefCell::new(&mut scene);
+    runner
+        .run(&prop::collection::vec(lies(), 1..3), |lies| {
+            let mut scene = cell.borrow_mut();
+            let mut forged = good.clone();
+            for (at, lie) in &lies {
+                if matches!(lie, Lie::Offsets(..)) || forged.data == good.data {
+                    tell(&mut forged, *at, lie);
+                }
+                if matches!(lie, Lie::Offsets(..)) {
+                    // The next lie would look for its bytes there.
+                    break;
+                }
+            }
+            forged.write(&scene.path);
+            let opened = Snapshot::open(&scene.path);
+            match opened.and_then(|snapshot| snapshot.resume(&mut scene.run.stack)) {
+                Ok(_) => scene.before = scene.run.stack.state().unwrap(),
+                Err(Error::Poisoned { source }) => panic!("{lies:?}: poisoned by {source}"),
+                Err(_) => {
+                    let after = scene.run.stack.state().unwrap();
+                    assert_eq!(difference_of(&after, &scene.before), None, "{lies:?}");
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    good.write(&scene.path);
+    scene.loads();
+}
+
+#[test]
+fn a_truth_value_that_is_none_is_found_before_anything_is_written() {
+    let _guard = serial();
+    let dir = tempfile::tempdir().unwrap();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let w = vs.root().zeros("w", &[2]);
+    let _ = vs.root().add("flag", Tensor::from_slice(&[true, false]), false);
+    let optimizer = AdamW::new(&vs, AdamWConfig::default()).unwrap();
+    let mut stack = Stack::of(&vs, optimizer).build().unwrap();
+    let saved = Snapshots::in_folder(dir.path()).unwrap().save(&mut stack, &Extras::new()).unwrap();
+    let mut forged = Forged::of(&saved.path);
+    forged.tensor("buffers.flag").2[1] = 7;
+    forged.write(&saved.path);
+    let _ = memfit::tch::no_grad(|| w.shallow_clone().fill_(5.0));
+    let before = stack.state().unwrap();
+    let refused = Snapshot::open(&saved.path).unwrap().resume(&mut stack).unwrap_err();
+    let Error::Snapshot { problems, .. } = refused else { panic!("{refused}") };
+    has(&problems, "`flag` is neither true nor false");
+    assert_eq!(difference_of(&stack.state().unwrap(), &before), None);
+    let file = Weights::open(saved.path.join(FILES[1])).unwrap();
+    let Err(Error::State { problems }) = file.load_into(&vs) else { panic!("loaded") };
+    has(&problems, "`flag` is neither true nor false");
+    assert_eq!(w.double_value(&[0]), 5.0);
+}
+
+#[test]
+fn names_that_contradict_each_other_are_refused() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let good = Forged::of(&scene.path);
+    let mut refused = |what: &str, part: &str, edit: &dyn Fn(&mut Json)| {
+        let mut forged = good.clone();
+        edit(&mut forged.manifest);
+        forged.write(&scene.path);
+        has(&scene.refused(what), part);
+    };
+    refused("an entry twice", "twice", &|manifest| manifest["entries"] = json!(["data", "data"]));
+    refused("an entry unlisted", "belongs to no entry", &|manifest| manifest["entries"] = json!([]));
+    refused("another position", "`position.steps` is not 77", &|manifest| {
+        manifest["position"]["steps"] = json!(77);
+    });
+    let extra = scene.file("extra.safetensors");
+    fs::copy(scene.file(FILES[1]), &extra).unwrap();
+    let mut refused = |what: &str, edit: &dyn Fn(&mut Json)| {
+        let mut forged = good.clone();
+        edit(&mut forged.manifest);
+        forged.write(&scene.path);
+        has(&scene.refused(what), "no name of a file");
+    };
+    let entry = |manifest: &Json| manifest["files"][FILES[1]].clone();
+    refused("a file more", &|manifest| manifest["files"]["extra.safetensors"] = entry(manifest));
+    refused("a script unlisted", &|manifest| manifest["scripts"] = json!({}));
+    good.clone().write(&scene.path);
+    scene.loads();
+}
+
+#[test]
+fn a_sequence_without_a_successor_is_an_error() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let good = Forged::of(&scene.path);
+    let mut forged = good.clone();
+    forged.manifest["sequence"] = json!(u64::MAX);
+    forged.write(&scene.path);
+    let mut snapshots = Snapshots::in_folder(scene.path.parent().unwrap()).unwrap();
+    let refused = snapshots.save(&mut scene.run.stack, &Extras::new()).unwrap_err();
+    assert!(matches!(&refused, Error::Snapshot { path, .. } if *path == scene.path), "{refused}");
+    good.write(&scene.path);
+    snapshots.save(&mut scene.run.stack, &Extras::new()).unwrap();
+}
+
+#[test]
+fn what_could_not_be_read_is_not_written() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let folder = scene.path.parent().unwrap().to_owned();
+    let mut snapshots = Snapshots::in_folder(&folder).unwrap();
+    let long = "x".repeat((100 << 20) + 1);
+    let mut text = State::default();
+    text.insert("text", Value::Text(long.clone()));
+    let mut name = State::default();
+    name.insert(long, Value::Tensor(Tensor::from(1.0)));
+    for (what, entry) in [("manifest", text), ("header", name)] {
+        let refused = snapshots.save(&mut scene.run.stack, &Extras::new().entry("long", entry)).unwrap_err();
+        let Error::Unsupported { what: found, .. } = &refused else { panic!("{what}") };
+        assert!(found.contains(what), "{found}");
+        assert_eq!(snapshots.paths().unwrap(), [scene.path.clone()]);
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "the lock and the one that was there");
+}
+
+#[test]
+fn leftovers_and_links_do_not_keep_a_folder_from_working() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let folder = scene.path.parent().unwrap().to_owned();
+    // It is no folder, so it cannot be removed as one.
+    fs::write(folder.join(".saving-1-0"), b"odd").unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let theirs = Snapshots::in_folder(elsewhere.path()).unwrap().save(&mut scene.run.stack, &Extras::new());
+    let theirs = theirs.unwrap().path;
+    symlink(&theirs, folder.join("step-999999999999")).unwrap();
+    symlink(folder.join("nowhere"), folder.join("step-999999999998")).unwrap();
+    let mut snapshots = Snapshots::in_folder(&folder).unwrap().keep_last(1);
+    assert_eq!(snapshots.paths().unwrap(), [scene.path.clone()]);
+    let saved = snapshots.save(&mut scene.run.stack, &Extras::new()).unwrap();
+    assert_eq!(snapshots.latest().unwrap().unwrap().path(), saved.path);
+    assert_eq!(snapshots.paths().unwrap(), [saved.path]);
+    assert!(theirs.join(FILES[0]).is_file(), "a link's target is not ours to remove");
+}
+
+#[test]
+fn snapshots_that_another_process_removes_are_skipped() {
+    let _guard = serial();
+    let mut scene = Scene::new();
+    let folder = scene.path.parent().unwrap().to_owned();
+    let reader = Snapshots::in_folder(&folder).unwrap();
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let told = done.clone();
+    let reading = std::thread::spawn(move || {
+        let mut opened = 0;
+        while !told.load(std::sync::atomic::Ordering::Relaxed) {
+            assert!(reader.latest().unwrap().is_some());
+            assert!(reader.best().unwrap().is_none());
+            assert!(!reader.paths().unwrap().is_empty());
+            opened += 1;
+        }
+        opened
+    });
+    let mut saver = Snapshots::in_folder(&folder).unwrap().keep_last(1);
+    for _ in 0..60 {
+        saver.save(&mut scene.run.stack, &Extras::new()).unwrap();
+    }
+    done.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(reading.join().unwrap() > 0);
 }
 
 /// Writes bytes as a file of weights and loads them: never a panic.

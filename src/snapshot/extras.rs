@@ -113,6 +113,11 @@ pub(super) fn hand_on(name: &str, value: &Value, sink: &mut dyn Sink) -> Result<
     }
 }
 
+/// The file of a script's archive.
+pub(super) fn script_file(name: &str) -> String {
+    format!("script-{name}.pt")
+}
+
 /// Whether a name can be part of a file's name.
 pub(super) fn is_plain(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';

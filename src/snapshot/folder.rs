@@ -65,14 +65,16 @@ impl Slot {
         for error in unreadable {
             tracing::warn!(%error, "a snapshot in the folder is damaged");
         }
-        Ok(listed.last().map_or(0, |newest| newest.sequence) + 1)
+        let Some(newest) = listed.last() else { return Ok(1) };
+        newest.sequence.checked_add(1).ok_or_else(|| {
+            let problem = "its `sequence` is the highest there is: move it out of the folder".to_owned();
+            read::broken(&newest.path, vec![problem])
+        })
     }
 
     /// Writes the manifest and makes the whole visible at once, on the disk.
     pub(super) fn publish(mut self, manifest: &Manifest, keep: Keep) -> Result<(PathBuf, u64)> {
         let written = write::write_manifest(&self.path, manifest)?;
-        let sync =
-            |path: &Path| sys::file::sync_folder(path).map_err(|source| failed("syncing", path, source));
         sync(&self.path)?;
         let path = self.free_name(manifest.position.into())?;
         fs::rename(&self.path, &path).map_err(|source| failed("renaming", &self.path, source))?;
@@ -108,21 +110,61 @@ impl Drop for Slot {
 
 /// The finished snapshots, oldest first, and why others cannot be listed.
 pub(super) fn list(folder: &Path) -> Result<(Vec<Listed>, Vec<crate::Error>)> {
+    loop {
+        // Where another process's `keep_last` took one away meanwhile, a newer one is there.
+        if let Some(found) = list_once(folder)? {
+            return Ok(found);
+        }
+    }
+}
+
+/// `None` where one went away while it was read.
+fn list_once(folder: &Path) -> Result<Option<(Vec<Listed>, Vec<crate::Error>)>> {
     let (mut listed, mut unreadable) = (Vec::new(), Vec::new());
     for (name, path) in entries(folder)? {
-        if !name.starts_with("step-") || !path.is_dir() {
-            continue;
+        // Not through a link: what is listed is also removed.
+        let is_folder = || path.symlink_metadata().map(|found| found.is_dir());
+        match name.starts_with("step-").then(is_folder) {
+            None | Some(Ok(false)) => continue,
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Some(Ok(true) | Err(_)) => {}
         }
         match read::read_manifest(&path) {
             Ok(manifest) => {
                 let (sequence, loss) = (manifest.sequence, manifest.loss());
                 listed.push(Listed { path, sequence, loss });
             }
+            Err(_) if is_gone(&path) => return Ok(None),
             Err(error) => unreadable.push(error),
         }
     }
     listed.sort_by(|a, b| a.sequence.cmp(&b.sequence).then_with(|| a.path.cmp(&b.path)));
-    Ok((listed, unreadable))
+    Ok(Some((listed, unreadable)))
+}
+
+/// Whether nothing has this name any more.
+pub(super) fn is_gone(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Makes a folder and those above it, each of them on the disk.
+pub(super) fn make(folder: &Path) -> Result<()> {
+    let mut parents = Vec::new();
+    let mut missing = folder;
+    while is_gone(missing) {
+        let Some(parent) = missing.parent() else { break };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        parents.push(parent);
+        missing = parent;
+    }
+    fs::create_dir_all(folder).map_err(|source| failed("creating", folder, source))?;
+    parents.into_iter().try_for_each(sync)
+}
+
+fn sync(path: &Path) -> Result<()> {
+    #[cfg(test)]
+    super::tests::note_sync(path);
+    sys::file::sync_folder(path).map_err(|source| failed("syncing", path, source))
 }
 
 /// The one with the lowest loss; of equals the newest.
@@ -150,7 +192,9 @@ fn prune(folder: &Path, newest: &Path, keep: Keep) -> Result<()> {
 fn clean(folder: &Path) -> Result<()> {
     for (name, path) in entries(folder)? {
         if name.starts_with(SAVING) || name.starts_with(DELETING) {
-            fs::remove_dir_all(&path).map_err(|source| failed("removing", &path, source))?;
+            if let Err(error) = fs::remove_dir_all(&path) {
+                tracing::warn!(%error, path = %path.display(), "what a dead saver left stays");
+            }
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use serde_json::json;
 use tch::Tensor;
 
 use super::dtype;
-use super::manifest::{Scalar, TensorEntry};
+use super::manifest::{self, Scalar, TensorEntry};
 use crate::error::{Error, Result};
 use crate::state::{Sink, Value, strides_of};
 
@@ -162,6 +162,7 @@ fn place(name: &str) -> (&'static str, &str) {
 /// A header as it stands in the file: its length, and spaces up to a multiple of 8.
 fn framed(header: &BTreeMap<String, serde_json::Value>) -> Result<Vec<u8>> {
     let mut json = serde_json::to_vec(header).map_err(|error| Error::Torch(error.to_string()))?;
+    manifest::check_length("a file's header", json.len().next_multiple_of(8) as u64)?;
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut framed = (json.len() as u64).to_le_bytes().to_vec();
     framed.extend(json);

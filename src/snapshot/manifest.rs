@@ -1,8 +1,13 @@
 //! The manifest: what a snapshot consists of, with sizes and checksums, and its scalars.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
+use super::extras::{is_plain, script_file};
+use super::layout::{MODEL, OPTIMIZER, TRAINING};
 use super::unique::Unique;
+use crate::error::Error;
 use crate::state::Value;
 use crate::step::Position;
 
@@ -14,6 +19,18 @@ const FORMAT: &str = "memfit snapshot";
 const VERSION: u64 = 1;
 /// Longer ones are not read.
 pub(super) const LONGEST: u64 = 100 << 20;
+
+/// Refuses to write what would not be read.
+pub(super) fn check_length(what: &str, bytes: u64) -> Result<(), Error> {
+    if bytes <= LONGEST {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("{what} of {bytes} bytes"),
+        place: format!("in a snapshot, where {LONGEST} are read,"),
+        remedy: "save long texts and names elsewhere, or as tensors".to_owned(),
+    })
+}
 
 const HEAD: &str = "{\"crc32\":\"";
 const AFTER_HEAD: &str = "\",\n";
@@ -111,6 +128,14 @@ impl Scalar {
     }
 }
 
+impl At {
+    /// Each count with its name.
+    pub(super) fn counts(self) -> [(&'static str, u64); 3] {
+        let Self { steps, windows, micro_batches } = self;
+        [("steps", steps), ("windows", windows), ("micro_batches", micro_batches)]
+    }
+}
+
 impl From<Position> for At {
     fn from(position: Position) -> Self {
         let Position { steps, windows, micro_batches } = position;
@@ -148,6 +173,24 @@ impl Manifest {
             Value::Float(loss) => Some(loss),
             _ => None,
         }
+    }
+
+    /// What is wrong with the files' names: there are the three of tensors and the scripts'.
+    pub(super) fn file_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut known = BTreeSet::from([MODEL, OPTIMIZER, TRAINING]);
+        for (name, file) in &self.scripts.0 {
+            if is_plain(name) && *file == script_file(name) {
+                known.insert(file);
+            } else {
+                problems.push(format!("script {name:?} cannot be in {file:?}"));
+            }
+        }
+        let unknown = self.files.0.keys().filter(|name| !known.contains(name.as_str()));
+        problems.extend(unknown.map(|name| format!("{name:?} is no name of a file here")));
+        let missing = known.iter().filter(|name| !self.files.0.contains_key(**name));
+        problems.extend(missing.map(|name| format!("{name} is not among the files")));
+        problems
     }
 
     /// The file's text: the first line has the checksum of all that follows it.

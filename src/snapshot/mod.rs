@@ -7,8 +7,10 @@
 //! writes them.
 //!
 //! *Cost*: on disk the bytes of the state. In memory, while saving or resuming, 1 MiB for rows
-//! of a tensor that is not contiguous or not on the CPU (one row, where it is longer), and
-//! under 1 MiB beside.
+//! of a tensor that is not contiguous or not on the CPU (one row, where it is longer), 256 KiB,
+//! and names, shapes and the manifest: some KB per tensor, so megabytes where there are
+//! thousands. Resuming into a state with an open window makes its gradients, sums and copies of
+//! buffers anew before those that are there go: their bytes once more for that time.
 //! [`Snapshots::save_in_background`] copies the whole state to host memory until it is written.
 //! Time is the disk's: each file is synced before the snapshot gets its name.
 //!

@@ -1,7 +1,7 @@
 //! Opens a snapshot's files without trusting them, and reads tensors by positioned reads: a
 //! file that is cut while it is read is an error, where a mapping would end the process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use crc32fast::Hasher;
 use tch::{Device, Tensor};
 
+use super::extras::ENTRIES;
 use super::manifest::{self, Manifest};
 use super::tensors::{Spot, Tensors};
 use super::write::failed;
@@ -49,7 +50,10 @@ impl Files {
     }
 
     fn fill(&mut self) -> Result<Vec<String>> {
-        let mut problems = Vec::new();
+        let mut problems = self.manifest.file_problems();
+        if !problems.is_empty() {
+            return Ok(problems);
+        }
         for (name, entry) in &self.manifest.files.0 {
             match open_as_said(&self.folder, name, entry.bytes)? {
                 Ok(file) => drop(self.open.insert(name.clone(), file)),
@@ -102,9 +106,22 @@ impl Files {
     }
 
     fn match_names(&self, problems: &mut Vec<String>) {
-        for (name, file) in &self.manifest.scripts.0 {
-            if !self.open.contains_key(file) {
-                problems.push(format!("script `{name}` is not among the files"));
+        let listed: BTreeSet<&str> = self.manifest.entries.iter().map(String::as_str).collect();
+        if listed.len() != self.manifest.entries.len() {
+            problems.push("an entry stands twice in `entries`".to_owned());
+        }
+        for name in self.under(ENTRIES) {
+            let entry = name.strip_prefix(ENTRIES).and_then(|rest| rest.split_once('.'));
+            if !entry.is_some_and(|(entry, _)| listed.contains(entry)) {
+                problems.push(format!("`{name}` belongs to no entry of `entries`"));
+            }
+        }
+        for (name, said) in self.manifest.position.counts() {
+            let name = format!("position.{name}");
+            match self.scalars.get(&name) {
+                Some(Value::Int(count)) if u64::try_from(*count) == Ok(said) => {}
+                Some(_) => problems.push(format!("`{name}` is not {said}, which `position` says")),
+                None => problems.push(format!("`{name}` is missing")),
             }
         }
         for (alias, name) in &self.manifest.aliases.0 {
@@ -135,6 +152,12 @@ impl Files {
                     problems.push(format!("{name} was cut off"));
                 }
                 Err(source) => return Err(failed("reading", &self.folder.join(name), source)),
+            }
+        }
+        if problems.is_empty() {
+            for (name, tensors) in self.tensors.iter().filter(|(name, _)| which(name)) {
+                let found = tensors.false_bools(|_| true)?;
+                problems.extend(found.into_iter().map(|problem| format!("{name}: {problem}")));
             }
         }
         if problems.is_empty() { Ok(()) } else { Err(broken(&self.folder, problems)) }
@@ -189,7 +212,7 @@ impl Files {
 impl Source for Files {
     fn names(&self) -> Vec<&str> {
         let all = self.places.keys().chain(self.scalars.keys());
-        all.map(String::as_str).filter(|name| !name.starts_with(super::extras::ENTRIES)).collect()
+        all.map(String::as_str).filter(|name| !name.starts_with(ENTRIES)).collect()
     }
 
     fn find(&self, name: &str) -> Option<Found<'_>> {
@@ -232,10 +255,6 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Manifest> {
 
 /// Opens a file that the manifest names; the inner error is the manifest's or the file's fault.
 fn open_as_said(folder: &Path, name: &str, bytes: u64) -> Result<Result<File, String>> {
-    let plain = |stem: &str| super::extras::is_plain(stem);
-    if !name.strip_suffix(".safetensors").or(name.strip_suffix(".pt")).is_some_and(plain) {
-        return Ok(Err(format!("{name:?} is no name of a file here")));
-    }
     let path = folder.join(name);
     let file = match sys::file::open_regular(&path) {
         Ok(file) => file,

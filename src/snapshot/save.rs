@@ -49,7 +49,7 @@ impl Snapshots {
     /// [`Error::Io`] where it cannot be made.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref().to_owned();
-        std::fs::create_dir_all(&folder).map_err(|source| failed("creating", &folder, source))?;
+        folder::make(&folder)?;
         Ok(Self { folder, keep: Keep::default(), background: None })
     }
 
@@ -149,8 +149,7 @@ impl Snapshots {
     /// A damaged manifest in the folder: which one is the newest is then unknown. Open one
     /// with [`Snapshot::open`], or remove the damaged one. As [`Snapshot::open`].
     pub fn latest(&self) -> Result<Option<Snapshot>> {
-        let listed = self.listed()?;
-        listed.last().map(|newest| Snapshot::open(&newest.path)).transpose()
+        self.open_one(|listed| listed.last())
     }
 
     /// The one with the lowest loss, opened.
@@ -158,7 +157,7 @@ impl Snapshots {
     /// # Errors
     /// As [`Snapshots::latest`].
     pub fn best(&self) -> Result<Option<Snapshot>> {
-        folder::best(&self.listed()?).map(|best| Snapshot::open(&best.path)).transpose()
+        self.open_one(folder::best)
     }
 
     /// The folders of all snapshots, oldest first, damaged ones left out.
@@ -167,6 +166,21 @@ impl Snapshots {
     /// [`Error::Io`] where the folder cannot be read.
     pub fn paths(&self) -> Result<Vec<PathBuf>> {
         Ok(folder::list(&self.folder)?.0.into_iter().map(|listed| listed.path).collect())
+    }
+
+    /// Opens the one chosen; again, where another process removed it in between.
+    fn open_one(
+        &self,
+        choose: impl Fn(&[folder::Listed]) -> Option<&folder::Listed>,
+    ) -> Result<Option<Snapshot>> {
+        loop {
+            let listed = self.listed()?;
+            let Some(chosen) = choose(&listed) else { return Ok(None) };
+            match Snapshot::open(&chosen.path) {
+                Err(_) if folder::is_gone(&chosen.path) => {}
+                opened => return opened.map(Some),
+            }
+        }
     }
 
     fn listed(&self) -> Result<Vec<folder::Listed>> {
@@ -256,7 +270,7 @@ impl Subject {
 fn write_scripts(slot: &Slot, extras: &Extras<'_>) -> Result<Scripts> {
     let mut scripts = Vec::new();
     for (name, module) in extras.scripts() {
-        let file = format!("script-{name}.pt");
+        let file = extras::script_file(name);
         module.save_to(&slot.path.join(&file))?;
         scripts.push((name.to_owned(), file));
     }

@@ -127,6 +127,29 @@ impl Tensors {
         }
     }
 
+    /// Tensors of truth values whose bytes are not 0 or 1, among those that are asked for.
+    pub(super) fn false_bools(&self, asked: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+        let mut problems = Vec::new();
+        let mut block = vec![0; BLOCK];
+        let bools = self.spots.iter().filter(|(key, spot)| spot.kind == Kind::Bool && asked(key));
+        for (key, spot) in bools {
+            let end = spot.offset + spot.bytes;
+            let mut offset = spot.offset;
+            while offset < end {
+                let wanted = block.len().min((end - offset) as usize);
+                let Some(part) = block.get_mut(..wanted) else { break };
+                let read = self.file.read_exact_at(part, offset);
+                read.map_err(|source| failed("reading", &self.path, source))?;
+                if part.iter().any(|byte| *byte > 1) {
+                    problems.push(format!("`{key}` is neither true nor false"));
+                    break;
+                }
+                offset += wanted as u64;
+            }
+        }
+        Ok(problems)
+    }
+
     /// Fills a contiguous tensor with the next part of a saved one.
     fn read_part(&self, key: &str, spot: &Spot, part: &mut Part, into: &Tensor) -> Result<()> {
         ffi::bytes::write(into, |bytes| {

@@ -1,5 +1,6 @@
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
+use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor, nn};
 
@@ -11,6 +12,24 @@ use crate::step::Loss;
 
 thread_local! {
     static BLOCKS_LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    static SYNCED: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Remembers the folder that is being synced.
+pub(super) fn note_sync(path: &Path) {
+    SYNCED.with_borrow_mut(|synced| synced.push(path.to_owned()));
+}
+
+#[test]
+fn a_folder_that_is_made_is_entered_on_the_disk_with_those_above_it() -> Result<()> {
+    let dir = tempfile::tempdir().map_err(|error| Error::Torch(error.to_string()))?;
+    let synced = || SYNCED.with_borrow_mut(std::mem::take);
+    let _ = synced();
+    Snapshots::in_folder(dir.path().join("a/b/c"))?;
+    assert_eq!(synced(), [dir.path().join("a/b"), dir.path().join("a"), dir.path().to_owned()]);
+    Snapshots::in_folder(dir.path().join("a/b/c"))?;
+    assert!(synced().is_empty(), "nothing was made");
+    Ok(())
 }
 
 /// Fails the block that the test asked for.

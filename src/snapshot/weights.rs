@@ -159,6 +159,7 @@ impl Weights {
         } else if due.is_empty() && problems.is_empty() {
             problems.push(format!("no tensor has a name that is in {}", self.file.path().display()));
         }
+        problems.extend(self.file.false_bools(|key| used.contains(key))?);
         if !problems.is_empty() {
             return Err(Error::State { problems });
         }

@@ -120,6 +120,7 @@ impl Sink for Writer {
 pub(super) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<u64> {
     let path = folder.join(manifest::FILE);
     let text = manifest.text().map_err(|error| Error::Torch(format!("{}: {error}", path.display())))?;
+    manifest::check_length("a manifest", text.len() as u64)?;
     let file = create(&path)?;
     let written = write_block(&file, text.as_bytes(), 0).and_then(|()| file.sync_all());
     written.map_err(|source| failed("writing", &path, source))?;

@@ -25,6 +25,23 @@ def state_dict_of(snapshot):
     return state
 
 
+def names_of(model):
+    """All names of each parameter, by identity, in the order of the alphabet: memfit uses the first."""
+    names = {}
+    for name, parameter in sorted(model.named_parameters(remove_duplicate=False)):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def group_of(optimizer):
+    """The one group of an AdamW that memfit has the like of."""
+    if len(optimizer.param_groups) != 1:
+        raise ValueError("the recipe is for one parameter group")
+    if optimizer.param_groups[0].get("amsgrad"):
+        raise ValueError("memfit's AdamW has no amsgrad")
+    return optimizer.param_groups[0]
+
+
 def from_memfit(snapshot, model, optimizer=None):
     """Loads a snapshot into a model and, with one parameter group, its AdamW."""
     model.load_state_dict(state_dict_of(snapshot))
@@ -34,9 +51,13 @@ def from_memfit(snapshot, model, optimizer=None):
     tensors = load_file(snapshot / "optimizer.safetensors")
     scalars = json.loads((snapshot / "manifest.json").read_text())["scalars"]
     loaded = optimizer.state_dict()
-    names = [name for name, _ in model.named_parameters()]
-    for index, name in enumerate(names):
-        if f"{name}.exp_avg" not in tensors:
+    names = names_of(model)
+    for index, parameter in enumerate(group_of(optimizer)["params"]):
+        known = names.get(id(parameter), [])
+        name = next((name for name in known if f"{name}.exp_avg" in tensors), None)
+        if name is None:
+            if parameter.requires_grad:
+                raise KeyError(f"the snapshot has no state of AdamW for {known}")
             continue
         step = scalars[f"optimizer.{name}.step"]["int"]
         loaded["state"][index] = {
@@ -69,10 +90,15 @@ def to_memfit(folder, model, optimizer=None):
     save_file(state, folder / "model.safetensors", metadata=notes)
     if optimizer is None:
         return
-    tensors, steps = {}, 0
-    for name, parameter in model.named_parameters():
+    tensors, steps, names = {}, 0, names_of(model)
+    for parameter in group_of(optimizer)["params"]:
+        if id(parameter) not in names:
+            raise KeyError("the optimizer has a parameter that the model has not")
+        name = names[id(parameter)][0]
         moments = optimizer.state.get(parameter)
         if not moments:
+            if parameter.requires_grad:
+                raise KeyError(f"AdamW has no state for {name}: it has not been stepped with a gradient")
             continue
         count = int(moments["step"])
         steps = max(steps, count)
@@ -85,7 +111,9 @@ def to_memfit(folder, model, optimizer=None):
 
 def example():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    layers = [torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]
+    model = torch.nn.Sequential(*layers)
+    model[2].weight = model[0].weight
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -97,19 +125,34 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
+def refuses(call, error):
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"{error.__name__} was wanted")
+
+
 def main(role, folder):
     folder = Path(folder)
     model, optimizer = example()
     if role == "begin":
+        refuses(lambda: to_memfit(folder / "refused", model, optimizer), KeyError)
+        amsgrad = torch.optim.AdamW(model.parameters(), amsgrad=True)
+        refuses(lambda: to_memfit(folder / "refused", model, amsgrad), ValueError)
         train(model, optimizer, 5)
         to_memfit(folder / "from_python", model, optimizer)
     else:
         snapshot = next(folder.glob("snapshots/step-*"))
+        stranger = torch.nn.Parameter(torch.zeros(1))
+        more = torch.optim.AdamW([*model.parameters(), stranger])
+        refuses(lambda: from_memfit(snapshot, model, more), KeyError)
         from_memfit(snapshot, model, optimizer)
         torch.set_rng_state(generator_of(snapshot))
         save_file({"draws": torch.rand(5)}, folder / "draws.safetensors")
     train(model, optimizer, 5)
-    save_file(model.state_dict(), folder / f"{role}.safetensors")
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(own, folder / f"{role}.safetensors")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ mod examples;
 mod resumed;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::invocation::Invocation;
 use crate::libtorch::Libtorch;
@@ -92,7 +92,28 @@ fn rustdoc(context: &Context) -> Result<()> {
 }
 
 fn tests(context: &Context) -> Result<()> {
-    context.cargo_with_features(&["test", "--workspace", "--lib", "--bins", "--tests"]).run()
+    let cargo = context.cargo_with_features(&["test", "--workspace", "--lib", "--bins", "--tests"]);
+    match python(&context.repo.root().join(".venv/bin/python")) {
+        Some(python) => cargo.env("MEMFIT_PYTHON", python).run(),
+        None => cargo.run(),
+    }
+}
+
+/// The repository's own Python, where none is named and it has what the recipe for PyTorch needs.
+fn python(python: &Path) -> Option<PathBuf> {
+    if std::env::var_os("MEMFIT_PYTHON").is_some() || !python.is_file() {
+        return None;
+    }
+    let mut probe = std::process::Command::new(python);
+    // It finds its own libtorch.
+    let probe = probe.args(["-c", "import torch, safetensors"]).env_remove("LD_LIBRARY_PATH").output();
+    match probe {
+        Ok(found) if found.status.success() => Some(python.to_owned()),
+        _ => {
+            println!("{} has no torch and safetensors: the recipe is not tested", python.display());
+            None
+        }
+    }
 }
 
 fn doctests(context: &Context) -> Result<()> {
