@@ -292,6 +292,7 @@ fn optimizer_state_on_disk_gives_the_same_bits_and_stays_there_after_a_load() {
             (Value::Tensor(expected), Some(Value::Tensor(found))) => assert!(found.equal(expected), "{name}"),
             (Value::Float(expected), Some(Value::Float(found))) => assert_eq!(expected, found),
             (Value::Int(expected), Some(Value::Int(found))) => assert_eq!(expected, found),
+            (Value::Text(expected), Some(Value::Text(found))) => assert_eq!(expected, found),
             pair => panic!("{name}: {pair:?}"),
         }
     }

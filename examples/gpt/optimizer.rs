@@ -27,11 +27,11 @@ pub enum Choice {
 const TUNED: [(Choice, &str, f64); 7] = [
     (Choice::Sgd, "sgd", 0.2),
     (Choice::Lion, "lion", 1e-3),
-    (Choice::AdamW, "adamw", 2e-3),
-    (Choice::AdamWBf16, "adamw-bf16", 2e-3),
-    (Choice::AdamW8bit, "adamw8bit", 2e-3),
-    (Choice::Adafactor, "adafactor", 3e-2),
-    (Choice::Muon, "muon", 2e-3),
+    (Choice::AdamW, "adamw", 4e-3),
+    (Choice::AdamWBf16, "adamw-bf16", 4e-3),
+    (Choice::AdamW8bit, "adamw8bit", 4e-3),
+    (Choice::Adafactor, "adafactor", 6e-2),
+    (Choice::Muon, "muon", 5e-3),
 ];
 
 /// What is done with an optimizer, whichever it is.
@@ -80,7 +80,10 @@ impl Choice {
         let adamw = AdamWConfig::default().lr(lr);
         match self {
             Self::Sgd => with.with(Sgd::new(parameters, SgdConfig::default().lr(lr).momentum(0.9))?),
-            Self::Lion => with.with(Lion::new(parameters, LionConfig::default().lr(lr))?),
+            // The betas that its authors use for language models.
+            Self::Lion => {
+                with.with(Lion::new(parameters, LionConfig::default().lr(lr).betas(0.95, 0.98))?)
+            }
             Self::AdamW => with.with(AdamW::new(parameters, adamw)?),
             Self::AdamWBf16 => with.with(AdamW::new(parameters, adamw.moments(Kind::BFloat16))?),
             Self::AdamW8bit => with.with(AdamW8bit::new(parameters, AdamW8bitConfig::default().lr(lr))?),
