@@ -41,7 +41,11 @@ impl<T: Slotted> Optimizer for T {
     fn step(&mut self, update: &Update) -> Result<()> {
         self.slots().present()?;
         self.slots_mut().begin(update.divisor)?;
-        self.slots_mut().step(update.divisor)
+        let stepped = self.slots_mut().step(update.divisor);
+        if matches!(&stepped, Err(error) if !matches!(error, Error::Poisoned { .. })) {
+            self.slots_mut().steps -= 1;
+        }
+        stepped
     }
 
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
