@@ -114,3 +114,17 @@ fn updates_of_our_own_kernels_are_refused_with_the_way_out_and_run_on_the_host()
     lion.step(&Update::plain()).expect("a step");
     assert_eq!(w.double_value(&[0]), 0.75);
 }
+
+/// A weight whose elements share memory cannot be written back.
+#[test]
+fn a_weight_that_does_not_come_back_after_its_state_moved_is_poison() {
+    let _guard = support::serial();
+    let name = "a_weight_that_does_not_come_back_after_its_state_moved_is_poison";
+    let Some(device) = device(name) else { return };
+    let w = Tensor::ones([1], (Kind::Float, device)).expand([64], false).detach().set_requires_grad(true);
+    w.square().sum(Kind::Float).backward();
+    let inner = Lion::new(&vec![w.shallow_clone()], LionConfig::default()).expect("a leaf");
+    let mut lion = CpuOffload::optimizer(inner).host().expect("a device");
+    let failed = lion.step(&Update::plain());
+    assert!(matches!(failed, Err(Error::Poisoned { .. })), "{failed:?}");
+}

@@ -201,7 +201,7 @@ fn an_update_of_our_own_kernels_takes_no_memory_in_any_order() {
         let before = live();
         let (stepped, peak) = memory::peak_of(Device::Cpu, || optimizer.step(&Update::plain())).unwrap();
         stepped.unwrap();
-        let own = ["moments", "stochastic", "Lion", "8-bit"];
+        let own = ["moments", "stochastic", "decoupled", "Lion", "8-bit"];
         let limit = if member.scratch == 0 && own.iter().any(|part| member.name.contains(part)) {
             0
         } else {

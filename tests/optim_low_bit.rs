@@ -5,7 +5,10 @@ mod support;
 
 use memfit::Error;
 use memfit::Update;
-use memfit::optim::{AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Lion, LionConfig, Optimizer};
+use memfit::optim::{
+    Accumulates, AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Decay, Lion, LionConfig, Optimizer, Sgd,
+    SgdConfig,
+};
 use memfit::state::{Named, State, Value};
 use memfit::tch::{Device, Kind, Tensor};
 use support::{difference, serial, set_grad, values};
@@ -426,4 +429,84 @@ fn a_layer_that_comes_later_is_added_as_a_group_and_a_thawed_one_gets_state() {
     optimizer.step(&Update::plain()).unwrap();
     assert_eq!(optimizer.state_bytes(), 3 * each);
     assert!(frozen.double_value(&[0]) < 1.0);
+}
+
+#[test]
+fn sgd_with_decoupled_decay_follows_its_loop() {
+    let _guard = serial();
+    let base = SgdConfig::default().lr(0.01).weight_decay(0.3).decay(Decay::Decoupled);
+    for config in [base, base.momentum(0.9).dampening(0.1), base.nesterov(0.8)] {
+        for (kind, bound) in [(Kind::Double, 1e-12), (Kind::Float, 1e-5)] {
+            let start = Tensor::randn([3000], CPU);
+            let gradients = gradients(3000);
+            let w = leaf(&start, kind);
+            let mut optimizer = Sgd::new(&vec![w.shallow_clone()], config).unwrap();
+            run(&mut optimizer, &w, &gradients);
+            let mut wanted = start.to_kind(Kind::Double);
+            let mut v = wanted.zeros_like();
+            for (index, g) in gradients.iter().enumerate() {
+                let g = g.to_kind(Kind::Double);
+                v = if index == 0 { g.copy() } else { &v * config.momentum + &g * (1.0 - config.dampening) };
+                let step = if config == base.nesterov(0.8) { &g + &v * 0.8 } else { v.copy() };
+                wanted = &wanted * (1.0 - 0.01 * 0.3) - step * 0.01;
+            }
+            assert!(difference(&w.detach(), &wanted) < bound, "{config:?} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn sgd_without_decay_is_the_same_to_the_bit_however_it_would_act() {
+    let _guard = serial();
+    let base = SgdConfig::default().lr(0.01);
+    for config in [base, base.momentum(0.9).dampening(0.1), base.nesterov(0.8)] {
+        for kind in [Kind::Double, Kind::Float] {
+            let (start, gradients) = (Tensor::randn([3000], CPU), gradients(3000));
+            let (a, b) = (leaf(&start, kind), leaf(&start, kind));
+            run(&mut Sgd::new(&vec![a.shallow_clone()], config).unwrap(), &a, &gradients);
+            let decoupled = config.decay(Decay::Decoupled);
+            run(&mut Sgd::new(&vec![b.shallow_clone()], decoupled).unwrap(), &b, &gradients);
+            assert!(a.detach().equal(&b.detach()), "{config:?} {kind:?}");
+        }
+    }
+}
+
+/// Case 46.
+#[test]
+fn sgd_rounded_at_random_moves_a_weight_by_updates_below_its_last_bit() {
+    let _guard = serial();
+    for kind in [Kind::BFloat16, Kind::Half] {
+        let run = |config: SgdConfig| {
+            let w = leaf(&Tensor::ones([4096], CPU), kind);
+            let mut optimizer = Sgd::new(&vec![w.shallow_clone()], config.lr(2f64.powi(-14))).unwrap();
+            // 64 steps of 2⁻¹⁴ are 2⁻⁸ together.
+            for _ in 0..64 {
+                set_grad(&w, &Tensor::ones([4096], CPU).to_kind(kind));
+                optimizer.step(&Update::plain()).unwrap();
+            }
+            w.detach()
+        };
+        let config = SgdConfig::default();
+        assert!(run(config).equal(&Tensor::ones([4096], CPU).to_kind(kind)), "to nearest it stalls");
+        let moved = run(config.stochastic_rounding(5));
+        let mean = 1.0 - moved.to_kind(Kind::Double).mean(Kind::Double).double_value(&[]);
+        // A step of 2⁻⁸ or less is taken with a variance of at most 2⁻⁸ · 2⁻¹⁴: over 64 steps and
+        // 4,096 weights five standard deviations are 5 · 2⁻⁸ · 2⁻⁶.
+        assert!((mean - 2f64.powi(-8)).abs() < 5.0 * 2f64.powi(-14), "{kind:?}: {mean}");
+        assert!(moved.equal(&run(config.stochastic_rounding(5))));
+        assert!(!moved.equal(&run(config.stochastic_rounding(6))));
+    }
+}
+
+#[test]
+fn a_momentum_with_rounding_or_decay_of_its_own_takes_no_gradients_within_a_window() {
+    let _guard = serial();
+    let accumulates = |config: SgdConfig| {
+        let w = leaf(&Tensor::ones([4], CPU), Kind::Float);
+        Sgd::new(&vec![w], config.momentum(0.9)).unwrap().accumulates()
+    };
+    let config = SgdConfig::default();
+    assert_eq!(accumulates(config), Accumulates::InState);
+    assert_eq!(accumulates(config.decay(Decay::Decoupled)), Accumulates::Nowhere);
+    assert_eq!(accumulates(config.stochastic_rounding(1)), Accumulates::Nowhere);
 }

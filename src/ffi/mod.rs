@@ -22,6 +22,7 @@ pub(crate) mod optim;
 pub(crate) mod recompute;
 pub(crate) mod rng;
 pub(crate) mod saved;
+pub(crate) mod sgd;
 mod status;
 pub(crate) mod storage;
 pub(crate) mod tensor;

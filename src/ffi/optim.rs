@@ -36,11 +36,11 @@ pub(super) struct RawAdam {
 /// `mf_sgd` of the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct RawSgd {
-    momentum: f64,
-    dampening: f64,
-    divisor: f64,
-    nesterov: c_int,
+pub(super) struct RawSgd {
+    pub(super) momentum: f64,
+    pub(super) dampening: f64,
+    pub(super) divisor: f64,
+    pub(super) nesterov: c_int,
 }
 
 unsafe extern "C" {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::ffi::grad;
 use crate::memory::Role;
 use crate::optim::{Accumulates, GroupOptions, Optimizer, ParamGroup, Share, bytes_of};
-use crate::state::{Named, Residence, StateVisitor};
+use crate::state::{Named, Residence, State, StateVisitor};
 use crate::step::{Conflict, Exactness, GradientUse, Heard, Ready, Strategy, Update, WindowRule};
 
 /// An optimizer whose state is in memory for one parameter at a time.
@@ -182,6 +182,7 @@ impl<O: Optimizer> OptimizerOffload<O> {
         let moved = self.work(group, index, work);
         self.exchange(group, index, parameter);
         moved?;
+        // The state has moved already, so that a weight that has not is half a step.
         tch::no_grad(|| parameter.shallow_clone().f_copy_(&host)).map_err(|error| poisoned(error.into()))?;
         visiting.map_or(Ok(()), |hold| hold.end().map_err(poisoned))
     }
@@ -358,6 +359,16 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
 
     fn zero_grad(&mut self) {
         self.inner.zero_grad();
+    }
+
+    /// As the inner optimizer loads; state on disk is in memory together until that is done.
+    fn load(&mut self, state: &State) -> Result<()> {
+        self.allocate()?;
+        let all = self.all();
+        let arrived = all.iter().try_for_each(|(group, index, _)| self.arrive(*group, *index));
+        let loaded = arrived.and_then(|()| self.inner.load(state));
+        let home = all.iter().try_for_each(|(group, index, _)| self.go_home(*group, *index));
+        loaded.and(home.map_err(poisoned))
     }
 }
 

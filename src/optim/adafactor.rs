@@ -13,11 +13,15 @@
 //! relative step moves parameters that start at 0 by ε₂ × ρ only.
 //!
 //! *Cost*: rows + columns numbers in fp32 (fp64 for fp64), of a vector its elements; with
-//! `beta1` 4 B per element more. Three passes over the gradient and two over the parameter.
+//! `beta1` 4 B per element more. Four passes over the gradient and two over the parameter.
 //! While it updates, for the one parameter that needs most: 4 B (8 for fp64) per column of
 //! each of its matrices and each block of rows, and 16 B for each task. A matrix of at most
 //! 65,536 elements is one block; of more, min(32, rows ÷ 16, elements ÷ 65,536), rounded up.
 //! So it is at most a sixteenth of the parameter and one row of each matrix.
+//!
+//! *When it acts*: a gradient that is not finite, or gradients whose squares sum up to more
+//! than fp32 holds (a norm of 1.8·10¹⁹), are found before anything moves:
+//! [`Error::NotFinite`], and neither state nor count has seen them.
 //!
 //! *Limits*: on the CPU; parameters on CUDA need `CpuOffload::optimizer(o).host()`. The
 //! kernels of a convolution are small matrices: one of 3 × 3 keeps 6 numbers for 9.
@@ -37,10 +41,10 @@
 
 use tch::Kind;
 
-use super::recipe::{Kept, Recipe, only_on_cpu};
+use super::recipe::{Kept, Recipe, gradients, only_on_cpu};
 use super::slots::{Slots, Slotted};
 use super::{Parameters, check_setting};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::mixed::Rounding;
 use crate::ffi::optim::Moving;
@@ -109,7 +113,7 @@ impl AdafactorConfig {
         self
     }
 
-    /// Sets how fast the second moment forgets.
+    /// Sets how fast the second moment forgets; in (0, 1]. With 1 it is the mean of all steps.
     pub fn decay(mut self, decay: f64) -> Self {
         self.decay = decay;
         self
@@ -149,7 +153,7 @@ impl AdafactorConfig {
 
     fn check(&self) -> Result<()> {
         check_setting("lr", self.lr, |v| v >= 0.0, "finite and not negative")?;
-        check_setting("decay", self.decay, |v| v > 0.0, "above 0")?;
+        check_setting("decay", self.decay, |v| v > 0.0 && v <= 1.0, "in (0, 1]")?;
         check_setting("epsilon1", self.epsilon1, |v| v >= 1e-37, "1e-37 or more")?;
         check_setting("epsilon2", self.epsilon2, |v| v >= 0.0, "finite and not negative")?;
         check_setting("clip", self.clip, |v| v > 0.0, "above 0")?;
@@ -169,8 +173,8 @@ impl Adafactor {
     /// skipped while they are frozen.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for a setting out of range, a parameter of another dtype than
-    /// Float, Double, Half or BFloat16, or one that is no leaf.
+    /// [`Error::Config`] for a setting out of range, a parameter of another dtype than Float,
+    /// Double, Half or BFloat16, or one that is no leaf.
     pub fn new<P: Parameters + ?Sized>(parameters: &P, config: AdafactorConfig) -> Result<Self> {
         config.check()?;
         Ok(Self { slots: Slots::new(parameters, config)? })
@@ -231,6 +235,19 @@ impl Recipe for AdafactorConfig {
 
     fn check(&self, parameter: &Named) -> Result<()> {
         only_on_cpu(&self.name(), "an update", parameter)
+    }
+
+    fn ready(&self, moving: &[Moving<'_>], divisor: f64) -> Result<()> {
+        let (wide, narrow): (Vec<_>, Vec<_>) =
+            gradients(moving).partition(|grad| grad.kind() == Kind::Double);
+        let wide = ffi::multi::measure(&wide, 1.0 / divisor)?;
+        let narrow = ffi::multi::measure(&narrow, 1.0 / divisor)?;
+        // Sums of squares are kept in fp32.
+        let squares = wide.squared_norm + f64::from(narrow.squared_norm as f32);
+        if wide.non_finite || narrow.non_finite || !squares.is_finite() {
+            return Err(Error::NotFinite { what: "the sum of the gradients' squares", value: squares });
+        }
+        Ok(())
     }
 
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {

@@ -55,7 +55,8 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// How weight decay acts.
     pub decay: Decay,
-    /// The dtype of both moments; `None`: the parameter's.
+    /// The dtype of both moments; `None`: the parameter's, or Float for Half weights that are
+    /// rounded at random.
     pub moments: Option<Kind>,
     /// The seed of stochastic rounding; `None`: half-precision weights are rounded to nearest.
     pub stochastic_rounding: Option<u64>,
@@ -132,7 +133,8 @@ impl AdamWConfig {
     ///
     /// The random bits are made of the seed, the parameter's place, its step and the element's
     /// index: a resumed run and any number of threads draw the same, and libtorch's generators
-    /// are left alone.
+    /// are left alone. Half weights keep Float moments then, 8 B, unless
+    /// [`AdamWConfig::moments`] names BFloat16.
     pub fn stochastic_rounding(mut self, seed: u64) -> Self {
         self.stochastic_rounding = Some(seed);
         self
@@ -214,7 +216,11 @@ impl Recipe for AdamWConfig {
     }
 
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
-        let kind = self.moments.unwrap_or(parameter.tensor.kind());
+        let own = match (parameter.tensor.kind(), self.stochastic_rounding) {
+            (Kind::Half, Some(_)) => Kind::Float,
+            (kind, _) => kind,
+        };
+        let kind = self.moments.unwrap_or(own);
         vec![Kept::like("exp_avg", kind), Kept::like("exp_avg_sq", kind)]
     }
 
@@ -227,7 +233,8 @@ impl Recipe for AdamWConfig {
 
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
         let decoupled = self.decay == Decay::Decoupled;
-        if moving.iter().all(|one| self.plain(one.parameter.kind())) {
+        let mut trained = moving.iter().filter(|one| one.parameter.requires_grad());
+        if trained.all(|one| self.plain(one.parameter.kind())) {
             let rule = Rule::Adam { betas: self.betas, epsilon: self.epsilon, decoupled };
             return ffi::optim::step(rule, moving, divisor);
         }

@@ -6,11 +6,11 @@
 //! update itself is AdamW's, in fp32. Known shortcomings: a large element costs its block
 //! precision; values decay by what rounding leaves of it (0.999 of a second moment is mostly the
 //! same code again, until the block's largest shrinks); embeddings with rare rows train worse
-//! (the authors add a layer norm behind them, or keep those in fp32: give them a group of
-//! another optimizer); the first moment's negative values end at −0.993 of the scale.
+//! (the authors add a layer norm behind them, or keep those in fp32: give those to
+//! [`AdamW8bit::add_fp32`]); the first moment's negative values end at −0.993 of the scale.
 //!
 //! *Cost*: 2·(n + 4·⌈n/256⌉) bytes for n elements, 2.03 B per element; parameters of fewer than
-//! 4,096 elements keep both moments in fp32, 8 B. Made before the first update; one pass over
+//! 4,096 elements, and those of [`AdamW8bit::add_fp32`], keep both moments in fp32, 8 B. Made before the first update; one pass over
 //! parameter, gradient and state, no temporary.
 //!
 //! *Limits*: updated on the CPU; on CUDA under `CpuOffload::optimizer(o).host()`. Double weights
@@ -35,7 +35,7 @@ use tch::Kind;
 
 use super::recipe::{Kept, Recipe, only_on_cpu};
 use super::slots::{Slots, Slotted};
-use super::{Parameters, check_setting};
+use super::{GroupOptions, Optimizer, Parameters, check_setting};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::ffi::adamw8bit::BLOCK;
@@ -113,7 +113,7 @@ impl AdamW8bitConfig {
 /// AdamW with quantised moments.
 #[derive(Debug)]
 pub struct AdamW8bit {
-    slots: Slots<AdamW8bitConfig>,
+    slots: Slots<AdamW8bitRecipe>,
 }
 
 impl AdamW8bit {
@@ -129,12 +129,28 @@ impl AdamW8bit {
         for parameter in parameters.named().iter().filter(|parameter| parameter.tensor.defined()) {
             check_width(parameter)?;
         }
-        Ok(Self { slots: Slots::new(parameters, config)? })
+        let recipe = AdamW8bitRecipe { config, fp32: Vec::new() };
+        Ok(Self { slots: Slots::new(parameters, recipe)? })
+    }
+
+    /// Adds a group whose moments stay in fp32, 8 B per element, whatever its size: for
+    /// embeddings. A state saved with them in another layout is refused.
+    ///
+    /// # Errors
+    /// As [`Optimizer::add_group`].
+    pub fn add_fp32(&mut self, parameters: Vec<Named>, options: GroupOptions) -> Result<()> {
+        let group = self.groups().len();
+        self.slots.recipe_mut().fp32.push(group);
+        let added = self.add_group(parameters, options);
+        if added.is_err() {
+            self.slots.recipe_mut().fp32.pop();
+        }
+        added
     }
 
     /// The settings it was made with.
     pub fn config(&self) -> &AdamW8bitConfig {
-        self.slots.recipe()
+        &self.slots.recipe().config
     }
 
     /// Steps taken.
@@ -152,23 +168,30 @@ fn check_width(parameter: &Named) -> Result<()> {
     Ok(())
 }
 
-impl Recipe for AdamW8bitConfig {
+/// The settings, and which groups are not quantised.
+#[derive(Debug)]
+pub struct AdamW8bitRecipe {
+    config: AdamW8bitConfig,
+    fp32: Vec<usize>,
+}
+
+impl Recipe for AdamW8bitRecipe {
     fn name(&self) -> String {
         "AdamW8bit".to_owned()
     }
 
     fn defaults(&self) -> (f64, f64) {
-        (self.lr, self.weight_decay)
+        (self.config.lr, self.config.weight_decay)
     }
 
     fn settings(&self) -> String {
-        let Self { lr: _, weight_decay: _, betas, epsilon, stochastic_rounding } = self;
+        let AdamW8bitConfig { lr: _, weight_decay: _, betas, epsilon, stochastic_rounding } = &self.config;
         format!("betas {betas:?}, epsilon {epsilon:?}, stochastic_rounding {stochastic_rounding:?}")
     }
 
-    fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {
+    fn state(&self, group: usize, parameter: &Named) -> Vec<Kept> {
         let count = parameter.tensor.numel();
-        if count < LEAST {
+        if count < LEAST || self.fp32.contains(&group) {
             return vec![Kept::like("exp_avg", Kind::Float), Kept::like("exp_avg_sq", Kind::Float)];
         }
         let blocks = vec![count.div_ceil(BLOCK) as i64];
@@ -186,8 +209,9 @@ impl Recipe for AdamW8bitConfig {
     }
 
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
-        let adam = Adam { betas: self.betas, epsilon: self.epsilon, decoupled: true };
-        ffi::adamw8bit::step(adam, Rounding::of(self.stochastic_rounding), moving, divisor)
+        let AdamW8bitConfig { betas, epsilon, stochastic_rounding, .. } = self.config;
+        let adam = Adam { betas, epsilon, decoupled: true };
+        ffi::adamw8bit::step(adam, Rounding::of(stochastic_rounding), moving, divisor)
     }
 
     fn visit_layout(&self, visitor: &mut StateVisitor<'_>) -> Result<()> {
@@ -199,13 +223,13 @@ impl Recipe for AdamW8bitConfig {
 }
 
 impl Slotted for AdamW8bit {
-    type Recipe = AdamW8bitConfig;
+    type Recipe = AdamW8bitRecipe;
 
-    fn slots(&self) -> &Slots<AdamW8bitConfig> {
+    fn slots(&self) -> &Slots<AdamW8bitRecipe> {
         &self.slots
     }
 
-    fn slots_mut(&mut self) -> &mut Slots<AdamW8bitConfig> {
+    fn slots_mut(&mut self) -> &mut Slots<AdamW8bitRecipe> {
         &mut self.slots
     }
 }

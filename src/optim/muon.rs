@@ -48,7 +48,7 @@ use std::collections::HashSet;
 
 use super::adafactor::wide_kind;
 use super::adamw::{AdamWConfig, Decay};
-use super::recipe::{Kept, Recipe, only_on_cpu};
+use super::recipe::{Kept, Recipe, gradients, only_on_cpu};
 use super::sgd::Momentum;
 use super::slots::{Slots, Slotted};
 use super::{GroupOptions, Optimizer, Parameters, check_setting};
@@ -161,7 +161,7 @@ impl MuonConfig {
         check_setting("momentum", self.momentum, |v| (0.0..1.0).contains(&v), "in [0, 1)")?;
         check_setting("steps", self.steps.into(), |v| (1.0..100.0).contains(&v), "from 1 to 99")?;
         check_setting("coefficients", a + b + c, |_| true, "finite")?;
-        check_setting("epsilon", self.epsilon, |v| v > 0.0, "above 0")
+        check_setting("epsilon", self.epsilon, |v| v >= f64::from(f32::MIN_POSITIVE), "above 0, in fp32")
     }
 }
 
@@ -276,8 +276,7 @@ impl Recipe for MuonRecipe {
     }
 
     fn ready(&self, moving: &[Moving<'_>], divisor: f64) -> Result<()> {
-        let trained = moving.iter().filter(|one| one.parameter.requires_grad());
-        let grads: Vec<_> = trained.filter_map(|one| ffi::grad::get(one.parameter)).collect();
+        let grads: Vec<_> = gradients(moving).collect();
         let measured = ffi::multi::measure(&grads, 1.0 / divisor)?;
         if measured.non_finite {
             let value = measured.squared_norm.sqrt();

@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Accumulates, Share, unsupported};
 use crate::error::{Error, Result};
+use crate::ffi;
 use crate::ffi::optim::Moving;
 use crate::state::{Named, StateVisitor};
 use crate::step::Update;
@@ -139,6 +140,12 @@ fn dense(parameter: &Tensor) -> Vec<i64> {
         rows[dimension - 1] = rows[dimension] * sizes[dimension].max(1);
     }
     rows
+}
+
+/// The gradients that a step will use.
+pub(super) fn gradients<'a>(moving: &'a [Moving<'_>]) -> impl Iterator<Item = Tensor> + 'a {
+    let trained = moving.iter().filter(|one| one.parameter.requires_grad());
+    trained.filter_map(|one| ffi::grad::get(one.parameter))
 }
 
 /// Refuses a parameter elsewhere, for updates whose kernel is memfit's own.

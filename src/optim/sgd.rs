@@ -1,14 +1,26 @@
 //! Stochastic gradient descent with momentum, Nesterov's momentum and weight decay.
 //!
-//! The momentum is v ← μv + (1 − dampening)·g, from v = g at a parameter's first step; the
-//! parameter moves by −lr·v, with Nesterov by −lr·(g + μv). Weight decay is added to the
-//! gradient.
+//! Robbins and Monro, "A Stochastic Approximation Method" (1951), with the momentum of Polyak,
+//! "Some methods of speeding up the convergence of iteration methods" (1964), or Nesterov's as
+//! Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013)
+//! write it: v ← μv + (1 − dampening)·g, from v = g at a parameter's first step; the parameter
+//! moves by −lr·v, with Nesterov by −lr·(g + μv). Weight decay is added to the gradient, or
+//! shrinks the parameter by lr × weight decay (Loshchilov and Hutter 2019); without momentum
+//! both are the same.
+//!
+//! Known shortcomings: one rate serves all elements, so directions of small curvature are slow
+//! and transformers train badly; at a constant rate the noise of the gradients keeps it from
+//! settling, so the rate must fall; a large momentum overshoots and can diverge where the plain
+//! step would not. v is kept without the rate, unlike in Sutskever et al.: a changed rate acts
+//! on past gradients too. Decay in the gradient goes through the momentum and comes late.
 //!
 //! *Cost*: with momentum one tensor of each parameter's size and dtype (4 B per fp32
 //! parameter), made before the first update; without, none. One pass, no temporary, but up
-//! to 4 MiB where a gradient lies in memory in another order than its parameter.
+//! to 4 MiB where a gradient lies in memory in another order than its parameter; that neither
+//! with [`Decay::Decoupled`] nor for half-precision weights that are rounded at random.
 //!
-//! *Limits*: an [`Update::divisor`] other than 1 may leave the gradients divided.
+//! *Limits*: those two are updated on the CPU, and take no gradients in a window's backward into
+//! the momentum. An [`Update::divisor`] other than 1 may leave the gradients divided on CUDA.
 //!
 //! ```
 //! use memfit::optim::{Optimizer, Sgd, SgdConfig};
@@ -22,11 +34,15 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use super::recipe::{Kept, Recipe};
+use tch::Kind;
+
+use super::adamw::Decay;
+use super::recipe::{Kept, Recipe, only_on_cpu};
 use super::slots::{Slots, Slotted};
 use super::{Accumulates, Parameters, Share, accumulate, check_setting};
 use crate::error::{Error, Result};
 use crate::ffi;
+use crate::ffi::mixed::Rounding;
 use crate::ffi::optim::{Moving, Rule};
 use crate::state::Named;
 use crate::step::Update;
@@ -45,6 +61,10 @@ pub struct SgdConfig {
     pub kind: Momentum,
     /// Weight decay; 0.
     pub weight_decay: f64,
+    /// How weight decay acts; in the gradient.
+    pub decay: Decay,
+    /// The seed of stochastic rounding; `None`: half-precision weights are rounded to nearest.
+    pub stochastic_rounding: Option<u64>,
 }
 
 /// How a momentum moves the parameter.
@@ -58,7 +78,15 @@ pub enum Momentum {
 
 impl Default for SgdConfig {
     fn default() -> Self {
-        Self { lr: 1e-2, momentum: 0.0, dampening: 0.0, kind: Momentum::Heavy, weight_decay: 0.0 }
+        Self {
+            lr: 1e-2,
+            momentum: 0.0,
+            dampening: 0.0,
+            kind: Momentum::Heavy,
+            weight_decay: 0.0,
+            decay: Decay::InGradient,
+            stochastic_rounding: None,
+        }
     }
 }
 
@@ -92,6 +120,26 @@ impl SgdConfig {
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.weight_decay = weight_decay;
         self
+    }
+
+    /// Sets how weight decay acts.
+    pub fn decay(mut self, decay: Decay) -> Self {
+        self.decay = decay;
+        self
+    }
+
+    /// Rounds BFloat16 and Half weights up or down at random, as
+    /// [`AdamWConfig::stochastic_rounding`](super::AdamWConfig::stochastic_rounding); their
+    /// momentum too.
+    pub fn stochastic_rounding(mut self, seed: u64) -> Self {
+        self.stochastic_rounding = Some(seed);
+        self
+    }
+
+    /// Whether libtorch's arithmetic and rounding to nearest serve a parameter.
+    fn plain(&self, parameter: Kind) -> bool {
+        let wide = matches!(parameter, Kind::Float | Kind::Double);
+        self.decay == Decay::InGradient && (wide || self.stochastic_rounding.is_none())
     }
 
     fn check(&self) -> Result<()> {
@@ -153,17 +201,32 @@ impl Recipe for SgdConfig {
         if self.momentum == 0.0 { Vec::new() } else { vec![Kept::like("momentum", parameter.tensor.kind())] }
     }
 
+    fn check(&self, parameter: &Named) -> Result<()> {
+        if self.plain(parameter.tensor.kind()) {
+            return Ok(());
+        }
+        only_on_cpu(&self.name(), "decoupled weight decay, and stochastic rounding,", parameter)
+    }
+
     fn step(&self, moving: &mut [Moving<'_>], divisor: f64) -> Result<()> {
+        let Self { momentum, dampening, .. } = *self;
         let nesterov = self.kind == Momentum::Nesterov;
-        let rule = Rule::Sgd { momentum: self.momentum, dampening: self.dampening, nesterov };
-        ffi::optim::step(rule, moving, divisor)
+        let mut trained = moving.iter().filter(|one| one.parameter.requires_grad());
+        if trained.all(|one| self.plain(one.parameter.kind())) {
+            return ffi::optim::step(Rule::Sgd { momentum, dampening, nesterov }, moving, divisor);
+        }
+        let decoupled = self.decay == Decay::Decoupled;
+        let sgd = ffi::sgd::Sgd { momentum, dampening, nesterov, decoupled };
+        ffi::sgd::step(sgd, Rounding::of(self.stochastic_rounding), moving, divisor)
     }
 
     fn accumulates(&self) -> Accumulates {
+        // Joining rounds to nearest, and lets the decay join the gradient.
+        let joins = self.decay == Decay::InGradient && self.stochastic_rounding.is_none();
         match (self.momentum == 0.0, self.kind) {
             (true, _) => Accumulates::InGradients,
-            (false, Momentum::Heavy) => Accumulates::InState,
-            (false, Momentum::Nesterov) => Accumulates::Nowhere,
+            (false, Momentum::Heavy) if joins => Accumulates::InState,
+            (false, _) => Accumulates::Nowhere,
         }
     }
 

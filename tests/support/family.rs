@@ -89,6 +89,20 @@ pub fn every_optimizer() -> Vec<Member> {
         member!("momentum", Float, sgd(SgdConfig::default().momentum(0.9).weight_decay(0.1)), |n| 4 * n),
         member!("Nesterov", Float, sgd(SgdConfig::default().nesterov(0.9)), |n| 4 * n),
         member!("momentum, bf16", BFloat16, sgd(SgdConfig::default().momentum(0.9)), |n| 2 * n),
+        member!("SGD, bf16, stochastic", BFloat16, sgd(SgdConfig::default().stochastic_rounding(3)), |_| 0),
+        member!(
+            "momentum, fp16, stochastic",
+            Half,
+            sgd(SgdConfig::default().momentum(0.9).stochastic_rounding(3)),
+            |n| 2 * n
+        ),
+        member!(
+            "Nesterov, decoupled",
+            Float,
+            sgd(SgdConfig::default().nesterov(0.9).weight_decay(0.1).decay(Decay::Decoupled)),
+            |n| 4 * n
+        ),
+        member!("SGD, fp64, decoupled", Double, sgd(SgdConfig::default().decay(Decay::Decoupled)), |_| 0),
         member!("AdamW", Float, adamw(AdamWConfig::default()), |n| 8 * n),
         member!("Adam", Float, adamw(AdamWConfig::default().decay(Decay::InGradient)), |n| 8 * n),
         member!("AdamW, fp64", Double, adamw(AdamWConfig::default()), |n| 16 * n),
@@ -116,6 +130,8 @@ pub fn every_optimizer() -> Vec<Member> {
             adamw(AdamWConfig::default().stochastic_rounding(3)),
             |n| 4 * n
         ),
+        member!("AdamW, fp16, stochastic", Half, adamw(AdamWConfig::default().stochastic_rounding(3)), |n| 8
+            * n),
         member!("Lion", Float, lion(LionConfig::default()), |n| 4 * n),
         member!("Lion, fp64", Double, lion(LionConfig::default()), |n| 8 * n),
         member!("Lion, bf16 moment", Float, lion(LionConfig::default().moments(Kind::BFloat16)), |n| 2 * n),

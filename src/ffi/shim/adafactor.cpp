@@ -12,7 +12,7 @@
 
 namespace {
 
-using memfit::Divisor;
+using memfit::Divide;
 using memfit::Part;
 using memfit::Rows;
 using memfit::Taken;
@@ -224,9 +224,12 @@ class Update {
     double lr = taken_.moving->lr, rate = lr;
     if (options_.relative) {
       rate = std::min(lr, 1 / std::sqrt(static_cast<double>(taken_.moving->count + 1)));
-      rate *= std::max(options_.epsilon2, std::sqrt(all.parameter / numel));
+      double size = std::sqrt(all.parameter / numel);
+      rate *= size <= options_.epsilon2 ? options_.epsilon2 : size;
     }
-    double clip = 1 / std::max(1.0, std::sqrt(all.update / numel) / options_.clip);
+    // A comparison that a NaN passes would leave the update unclipped.
+    double over = std::sqrt(all.update / numel) / options_.clip;
+    double clip = over <= 1 ? 1 : 1 / over;
     double shrink = 1 - lr * taken_.moving->weight_decay;
     return {divide_, Number(1), Number(clip), Number(rate), Number(shrink), Number(options_.beta1),
             Number(1 - options_.beta1), {}};
@@ -257,7 +260,7 @@ class Update {
   const mf_rounding &rounding_;
   Cut cut_;
   Rows<Element> weights_, grads_;
-  Divisor<Number> divide_;
+  Divide<Number> divide_;
   Found *found_;
   Number *columns_;
   double beta_, rise_;

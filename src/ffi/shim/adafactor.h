@@ -16,7 +16,7 @@ struct Found {
 // What the last pass multiplies by.
 template <class Number>
 struct Step {
-  Divisor<Number> divide;
+  Divide<Number> divide;
   Number row;     // of the second moment: its row's factor
   Number clip;    // of the update
   Number rate;    // of the parameter's size
@@ -31,11 +31,11 @@ struct Step {
 // two move the parameter; m, the momentum, may be null.
 #define MEMFIT_KERNELS(Element, Number)                                                          \
   Found squares_of(                                                                              \
-      const Element *g, const Element *w, Number *column, int64_t n, const Divisor<Number> &d);  \
+      const Element *g, const Element *w, Number *column, int64_t n, const Divide<Number> &d);  \
   double updates_of(                                                                             \
-      const Element *g, const Number *column, int64_t n, const Divisor<Number> &d, Number row);  \
+      const Element *g, const Number *column, int64_t n, const Divide<Number> &d, Number row);  \
   Found moment_of(                                                                               \
-      const Element *g, const Element *w, Number *v, int64_t n, const Divisor<Number> &d,        \
+      const Element *g, const Element *w, Number *v, int64_t n, const Divide<Number> &d,        \
       Number beta, Number rise, Number epsilon);                                                 \
   void apply_of(                                                                                 \
       Element *w, const Element *g, const Number *column, Number *m, int64_t n,                  \

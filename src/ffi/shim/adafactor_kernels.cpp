@@ -12,29 +12,32 @@ namespace {
 
 template <class Element, class Number>
 MEMFIT_INLINE Found squares(
-    const Element *g, const Element *w, Number *column, int64_t n, const Divisor<Number> &divide) {
-  decltype(load(column)) grads = {}, weights = {};
+    const Element *g, const Element *w, Number *column, int64_t n, const Divide<Number> &divide) {
+  Double16 grads = {}, weights = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
     auto grad = divide(load(g + i));
     auto value = load(w + i);
     store(column + i, load(column + i) + grad * grad);
-    grads += grad * grad;
-    weights += value * value;
+    // In fp32 the square of a large weight overflows.
+    auto wide = __builtin_convertvector(grad, Double16);
+    auto wide_value = __builtin_convertvector(value, Double16);
+    grads += wide * wide;
+    weights += wide_value * wide_value;
   }
   Found found{sum_of(grads), sum_of(weights)};
   for (; i < n; ++i) {
     Number grad = divide(Number(widen(g[i]))), value = widen(w[i]);
     column[i] += grad * grad;
-    found.update += grad * grad;
-    found.parameter += value * value;
+    found.update += double(grad) * grad;
+    found.parameter += double(value) * value;
   }
   return found;
 }
 
 template <class Element, class Number>
 MEMFIT_INLINE double updates(
-    const Element *g, const Number *column, int64_t n, const Divisor<Number> &divide, Number row) {
+    const Element *g, const Number *column, int64_t n, const Divide<Number> &divide, Number row) {
   decltype(load(column)) sums = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -52,7 +55,7 @@ MEMFIT_INLINE double updates(
 // A vector's second moment, and the update's and the parameter's squares.
 template <class Element, class Number>
 MEMFIT_INLINE Found moment(
-    const Element *g, const Element *w, Number *v, int64_t n, const Divisor<Number> &divide,
+    const Element *g, const Element *w, Number *v, int64_t n, const Divide<Number> &divide,
     Number beta, Number rise, Number epsilon) {
   double update = 0, weight = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -102,15 +105,15 @@ MEMFIT_INLINE void apply_vector(
 // A function must be no template to be compiled for several instruction sets.
 #define MEMFIT_KERNELS(Element, Number)                                                          \
   MEMFIT_CLONES Found squares_of(                                                                \
-      const Element *g, const Element *w, Number *c, int64_t n, const Divisor<Number> &d) {      \
+      const Element *g, const Element *w, Number *c, int64_t n, const Divide<Number> &d) {      \
     return squares(g, w, c, n, d);                                                               \
   }                                                                                              \
   MEMFIT_CLONES double updates_of(                                                               \
-      const Element *g, const Number *c, int64_t n, const Divisor<Number> &d, Number row) {      \
+      const Element *g, const Number *c, int64_t n, const Divide<Number> &d, Number row) {      \
     return updates(g, c, n, d, row);                                                             \
   }                                                                                              \
   MEMFIT_CLONES Found moment_of(                                                                 \
-      const Element *g, const Element *w, Number *v, int64_t n, const Divisor<Number> &d,        \
+      const Element *g, const Element *w, Number *v, int64_t n, const Divide<Number> &d,        \
       Number beta, Number rise, Number epsilon) {                                                \
     return moment(g, w, v, n, d, beta, rise, epsilon);                                           \
   }                                                                                              \

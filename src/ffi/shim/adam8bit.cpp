@@ -10,7 +10,6 @@ namespace {
 
 using memfit::Adam;
 using memfit::kBlock;
-using memfit::Order;
 using memfit::Row;
 using memfit::Walked;
 
@@ -104,7 +103,7 @@ int mf_adam8bit_step(
     size_t *moved) noexcept {
   return memfit::guarded([&] {
     *moved = 0;
-    auto walked = memfit::walked_of(moving, count, 2, Order::kRows, quantised);
+    auto walked = memfit::walked_of(moving, count, 2, quantised);
     for (const Walked &of : walked) {
       if (quantised(*of.moving)) check(of);
     }

@@ -8,7 +8,6 @@
 namespace {
 
 using memfit::Divide;
-using memfit::Order;
 using memfit::Row;
 using memfit::Walked;
 
@@ -73,7 +72,7 @@ int mf_lion_step(
   return memfit::guarded([&] {
     *moved = 0;
     auto never = [](const mf_moving &) { return false; };
-    auto walked = memfit::walked_of(moving, count, 1, Order::kRows, never);
+    auto walked = memfit::walked_of(moving, count, 1, never);
     memfit::walk(walked, moved, [&](const Walked &of, int64_t start, int64_t length) {
       if (of.weight.type == at::kDouble) return move<double>(of, start, length, *options, *rounding);
       move<float>(of, start, length, *options, *rounding);

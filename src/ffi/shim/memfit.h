@@ -329,7 +329,8 @@ struct mf_sgd {
 int mf_adam_step(mf_moving *moving, size_t count, const mf_adam *options, size_t *moved) noexcept;
 int mf_sgd_step(mf_moving *moving, size_t count, const mf_sgd *options, size_t *moved) noexcept;
 
-// ---- optimizers with state of other dtypes (lion.cpp, mixed.cpp, adam8bit.cpp) -------------
+// ---- optimizers with state of other dtypes (lion.cpp, mixed.cpp, adam8bit.cpp), and SGD that
+// rounds or decays in its own way (sgd.cpp) --------------------------------------------------
 // All run on the CPU and on libtorch's threads, as mf_adam_step does, take nothing from its
 // allocators, and give the same bits on any number of threads and for any strides.
 struct mf_lion {
@@ -345,6 +346,11 @@ struct mf_rounding {
 int mf_lion_step(
     mf_moving *moving, size_t count, const mf_lion *options, const mf_rounding *rounding,
     size_t *moved) noexcept;
+// State: the momentum, where it is not 0. Weight decay: `decoupled` 1 shrinks the parameter,
+// 0 joins the gradient.
+int mf_sgd_mixed_step(
+    mf_moving *moving, size_t count, const mf_sgd *options, int decoupled,
+    const mf_rounding *rounding, size_t *moved) noexcept;
 // State: first and second moment, in dtypes of their own.
 int mf_adam_mixed_step(
     mf_moving *moving, size_t count, const mf_adam *options, const mf_rounding *rounding,

@@ -4,7 +4,6 @@
 namespace {
 
 using memfit::Adam;
-using memfit::Order;
 using memfit::Row;
 using memfit::Walked;
 
@@ -40,8 +39,7 @@ int mf_adam_mixed_step(
   return memfit::guarded([&] {
     *moved = 0;
     auto never = [](const mf_moving &) { return false; };
-    // What is rounded at random depends on where it stands.
-    auto walked = memfit::walked_of(moving, count, 2, Order::kRows, never);
+    auto walked = memfit::walked_of(moving, count, 2, never);
     memfit::walk(walked, moved, [&](const Walked &of, int64_t start, int64_t length) {
       memfit::move_mixed(of, start, length, *options, *rounding);
     });

@@ -2,9 +2,9 @@
 // their elements row by row.
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 
-#include <cmath>
 #include <type_traits>
 #include <vector>
 
@@ -38,6 +38,9 @@ inline std::vector<Taken> take(mf_moving *moving, size_t count) {
         "memfit: a gradient of shape ", grad.sizes(), ", ", grad.scalar_type(), " on ",
         grad.device(), " for a parameter of shape ", parameter.sizes(), ", ",
         parameter.scalar_type(), " on ", parameter.device());
+    TORCH_CHECK(
+        at::has_internal_overlap(parameter) != at::MemOverlap::Yes,
+        "memfit: elements of a parameter share memory; train the tensor it was expanded from");
     all.push_back({&moving[i], parameter, grad});
   }
   return all;
@@ -76,24 +79,6 @@ MEMFIT_INLINE Double16 load(const double *from) {
   return lanes;
 }
 MEMFIT_INLINE void store(double *to, const Double16 &lanes) { std::memcpy(to, &lanes, sizeof lanes); }
-
-// Divides gradients. A power of two is multiplied by its inverse instead, which gives the
-// same bits sooner.
-template <class Number>
-struct Divisor {
-  Number divisor, inverse;
-  bool exact;
-
-  explicit Divisor(double by) : divisor(static_cast<Number>(by)), inverse(1 / divisor) {
-    int exponent;
-    exact = std::frexp(by, &exponent) == 0.5 && std::isnormal(inverse);
-  }
-  // A number or a vector of them.
-  template <class Grad>
-  MEMFIT_INLINE Grad operator()(const Grad &grad) const {
-    return exact ? grad * inverse : grad / divisor;
-  }
-};
 
 template <class Lanes>
 MEMFIT_INLINE double sum_of(const Lanes &lanes) {

@@ -175,8 +175,10 @@ int mf_measure(const mf_tensor *tensors, size_t count, double factor, mf_measure
     for (size_t i = 0; i < count; ++i) {
       at::Tensor tensor = *tensors[i];
       TORCH_CHECK(
-          supported(tensor.scalar_type()) && tensor.layout() == at::kStrided,
-          "a gradient of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(),
+          tensor.layout() == at::kStrided,
+          "memfit: a sparse gradient; give the embedding dense gradients");
+      TORCH_CHECK(
+          supported(tensor.scalar_type()), "memfit: a gradient of dtype ", tensor.scalar_type(),
           " cannot be measured");
       if (!tensor.is_cpu()) {
         devices[tensor.device().index()].push_back(tensor);

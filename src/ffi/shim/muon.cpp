@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "copying.h"
 #include "moving.h"
 #include "parallel.h"
 
@@ -20,13 +21,14 @@
 
 namespace {
 
-using memfit::Divisor;
+using memfit::Divide;
 using memfit::Double16;
 using memfit::Part;
 using memfit::Rows;
 using memfit::Taken;
 using memfit::Wide;
 using memfit::kPart;
+using memfit::copy_without_memory;
 using memfit::load;
 using memfit::narrow;
 using memfit::random_of;
@@ -102,17 +104,11 @@ struct Memory {
   }
 };
 
-// A plain copy of a large transposed matrix takes a buffer from the allocator, which must not
-// happen once a parameter has moved; with a third dimension libtorch copies element by element.
-void copy_without_memory(const at::Tensor &to, const at::Tensor &from) {
-  to.unsqueeze(0).copy_(from.unsqueeze(0));
-}
-
 // ---- loops ----------------------------------------------------------------------------------
 
 template <class Number>
 struct Blend {
-  Divisor<Number> divide;
+  Divide<Number> divide;
   Number keep, rise;
   bool nesterov;
 };
@@ -242,7 +238,7 @@ void iterate(const Matrix &matrix, const Iteration &on, const mf_muon &options) 
 template <class Number>
 void start(const Matrix &matrix, const at::Tensor &x, double *sums, const mf_muon &options) {
   Blend<Number> k{
-      Divisor<Number>(options.divisor), Number(options.momentum), Number(1 - options.momentum),
+      Divide<Number>(options.divisor), Number(options.momentum), Number(1 - options.momentum),
       options.nesterov != 0};
   auto *values = static_cast<Number *>(x.data_ptr());
   auto *momentum = static_cast<Number *>(matrix.taken.moving->state[0]->data_ptr());

@@ -114,7 +114,9 @@ struct Divide {
     int exponent;
     exact = std::frexp(by, &exponent) == 0.5 && std::isnormal(inverse);
   }
-  MEMFIT_INLINE Number operator()(Number grad) const {
+  // A number or a vector of them.
+  template <class Grad>
+  MEMFIT_INLINE Grad operator()(const Grad &grad) const {
     return exact ? grad * inverse : grad / divisor;
   }
 };

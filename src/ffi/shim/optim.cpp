@@ -10,11 +10,13 @@
 #include <optional>
 #include <vector>
 
+#include "copying.h"
 #include "memfit.h"
 #include "moments.h"
 
 namespace {
 
+using memfit::copy_without_memory;
 using Tensors = std::vector<at::Tensor>;
 
 struct Entry {
@@ -110,12 +112,6 @@ Numbers numbers_of(const Bucket &bucket, double divisor) {
 }
 
 constexpr int64_t kPiece = 1 << 18;
-
-// A plain copy of a large transposed matrix takes a buffer from the allocator, which must not
-// happen once a parameter has moved; with a third dimension libtorch copies element by element.
-void copy_without_memory(const at::Tensor &to, const at::Tensor &from) {
-  to.unsqueeze(0).copy_(from.unsqueeze(0));
-}
 
 // Contiguous stand-ins for parts of tensors whose elements lie in different orders: small,
 // made once, used for one part after the other.

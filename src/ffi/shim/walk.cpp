@@ -15,7 +15,6 @@ namespace {
 using memfit::Draw;
 using memfit::Elements;
 using memfit::narrow;
-using memfit::Order;
 using memfit::Walked;
 
 // Elements that one thread takes at a time.
@@ -62,14 +61,10 @@ void check_kept(const at::Tensor &parameter, const at::Tensor &kept) {
 }
 
 // Leaves the strides out where the elements follow each other in the order of the walk.
-void straighten(Walked &walked, const std::vector<const at::Tensor *> &tensors, Order order) {
-  const at::Tensor &first = *tensors[0];
-  auto alike = [&](const at::Tensor *one) { return one->strides() == first.strides(); };
-  bool together = order == Order::kAny && first.is_non_overlapping_and_dense() &&
-      std::all_of(tensors.begin(), tensors.end(), alike);
+void straighten(Walked &walked, const std::vector<const at::Tensor *> &tensors) {
   Elements *elements[] = {&walked.weight, &walked.slope, &walked.kept[0], &walked.kept[1]};
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (together || tensors[i]->is_contiguous()) elements[i]->strides = nullptr;
+    if (tensors[i]->is_contiguous()) elements[i]->strides = nullptr;
   }
 }
 
@@ -161,7 +156,7 @@ char *at_element(const Elements &elements, int64_t start) {
 }  // namespace
 
 std::vector<Walked> memfit::walked_of(
-    mf_moving *moving, size_t count, size_t kept, Order order,
+    mf_moving *moving, size_t count, size_t kept,
     c10::function_ref<bool(const mf_moving &)> quantised) {
   std::vector<Walked> all;
   all.reserve(count);
@@ -180,7 +175,7 @@ std::vector<Walked> memfit::walked_of(
     }
     one.weight = elements_of(parameter, true);
     one.slope = elements_of(one.grad, false);
-    straighten(one, tensors, own ? Order::kRows : order);
+    straighten(one, tensors);
     all.push_back(std::move(one));
   }
   return all;

@@ -15,7 +15,8 @@ namespace memfit {
 // Elements that are numbers at the same time; a multiple of a quantised block.
 constexpr int64_t kRow = 1024;
 
-// Where one tensor has its elements. Without strides: in the order they are walked in.
+// Where one tensor has its elements. They are walked by the last dimension first; without
+// strides they lie so.
 struct Elements {
   void *data = nullptr;
   at::ScalarType type = at::kFloat;
@@ -30,11 +31,6 @@ struct Walked {
   int64_t numel;
 };
 
-enum class Order {
-  kAny,  // what happens to an element does not depend on where it stands
-  kRows,  // by the last dimension first, as in a contiguous tensor
-};
-
 // How a number becomes an element again.
 struct Rounding {
   bool random = false;
@@ -45,7 +41,7 @@ struct Rounding {
 // first `kept` state tensors have their shapes, unless `quantised` says that a parameter's
 // have not. Throws; nothing has moved.
 std::vector<Walked> walked_of(
-    mf_moving *moving, size_t count, size_t kept, Order order,
+    mf_moving *moving, size_t count, size_t kept,
     c10::function_ref<bool(const mf_moving &)> quantised);
 
 // Calls body(parameter, start, length) for all elements of all parameters, at most kRow of
