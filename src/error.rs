@@ -29,6 +29,15 @@ pub enum Error {
         /// The device that is full.
         device: Device,
     },
+    /// Memory ran out where no smaller micro-batch is left: one row does not fit.
+    #[error("{source}; one row does not fit{advice}")]
+    DoesNotFit {
+        /// What held the memory, and what would free some.
+        advice: Box<crate::memory::Advice>,
+        /// The failure.
+        #[source]
+        source: Box<Error>,
+    },
     /// A setting is out of its range.
     #[error("bad setting {setting}: {problem}")]
     Config {
@@ -187,10 +196,10 @@ impl Error {
         Self::Config { setting, problem: problem.into() }
     }
 
-    /// Whether a smaller micro-batch could help.
+    /// Whether memory ran out, and everything is as before.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::OutOfMemory { .. } => true,
+            Self::OutOfMemory { .. } | Self::DoesNotFit { .. } => true,
             Self::WindowLost { source, .. } => source.is_out_of_memory(),
             _ => false,
         }

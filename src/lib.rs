@@ -25,6 +25,7 @@ pub use snapshot::{Snapshot, Snapshots};
 pub use stack::{Micro, Stack, StackBuilder, Windows};
 pub use state::{Named, State, StateVisitor, Value};
 pub use step::*;
+pub use strategies::find_max_batch;
 pub use tch;
 
 #[cfg(doctest)]

@@ -102,7 +102,7 @@ impl Strategy for Halving {
     fn place(&self) -> Place {
         Place::Window
     }
-    fn split(&self, _rows: i64) -> Option<i64> {
+    fn split(&mut self, _rows: i64) -> Option<i64> {
         Some(self.0)
     }
     fn retries(&self) -> bool {

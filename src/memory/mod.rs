@@ -24,6 +24,7 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
+mod advice;
 mod bytes;
 mod chart;
 mod export;
@@ -38,6 +39,7 @@ mod role;
 mod summary;
 mod timeline;
 
+pub use advice::{Advice, Help, Where};
 pub use bytes::{Bytes, parse_bytes};
 pub(crate) use failure::out_of_memory;
 pub(crate) use leaks::listed as listed_sites;

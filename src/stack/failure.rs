@@ -3,7 +3,7 @@
 use super::window::Failed;
 use super::{Health, Stack};
 use crate::error::{Error, Result};
-use crate::step::{Failure, Recovery};
+use crate::step::{Failure, Recovery, Scene, Split};
 
 impl Stack {
     /// Puts back what a failed micro-batch of `step` or `step_with` changed.
@@ -31,13 +31,13 @@ impl Stack {
     }
 
     /// Goes back to the window's start after a failure in `step_batch`.
-    pub(super) fn settle_split(&mut self, failed: Failed, rows: Option<i64>) -> (Error, Recovery) {
+    pub(super) fn settle_split(&mut self, failed: Failed, rows: i64, split: Split) -> (Error, Recovery) {
         let Some(open) = &self.open else { return (failed.error, Recovery::Window) };
         let micro = open.done();
         if self.finals.changed() {
             return (self.abandon(failed.error), Recovery::Window);
         }
-        let recovered = self.recover(&failed, micro, rows);
+        let recovered = self.recover(&failed, micro, Some((rows, split)));
         let retry = recovered.contains(&Recovery::Retry);
         let recovery = if retry { Recovery::Retry } else { Recovery::Window };
         match self.back_to_window_start() {
@@ -46,11 +46,27 @@ impl Stack {
         }
     }
 
-    fn recover(&mut self, failed: &Failed, micro: usize, rows: Option<i64>) -> Vec<Recovery> {
+    fn recover(&mut self, failed: &Failed, micro: usize, split: Option<(i64, Split)>) -> Vec<Recovery> {
         let Failed { error, in_backward } = failed;
         let parameters = &self.model.parameters;
-        let failure = Failure { error, micro, rows, in_backward: *in_backward, parameters };
+        let (rows, split) = split.unzip();
+        let failure = Failure { error, micro, rows, split, in_backward: *in_backward, parameters };
         self.strategies.iter_mut().map(|strategy| strategy.recover(&failure)).collect()
+    }
+
+    /// Lets strategies say more of an error that will be returned.
+    pub(super) fn explained(&mut self, error: Error) -> Error {
+        if matches!(error, Error::Poisoned { .. }) {
+            return error;
+        }
+        let names: Vec<String> = self.strategies.iter().map(|strategy| strategy.name()).collect();
+        let mut scene = Scene {
+            optimizer: self.optimizer.as_mut(),
+            parameters: &self.model.parameters,
+            buffers: &self.model.buffers,
+            strategies: &names,
+        };
+        self.strategies.iter_mut().fold(error, |error, strategy| strategy.explain(error, &mut scene))
     }
 
     pub(super) fn back_to_window_start(&mut self) -> Result<()> {

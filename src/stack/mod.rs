@@ -4,6 +4,7 @@
 mod builder;
 mod failure;
 mod finals;
+mod max_batch;
 mod moment;
 mod phases;
 mod report;

@@ -8,7 +8,7 @@ use super::windows::Micro;
 use super::{Stack, never, phases, twice};
 use crate::error::{Error, Result};
 use crate::memory::Phase;
-use crate::step::{Batch, GradientUse, InsideStep, Loss, Mode, Recovery, StepOutcome, WindowRule};
+use crate::step::{Batch, GradientUse, InsideStep, Loss, Mode, Recovery, Split, StepOutcome, WindowRule};
 
 impl Stack {
     /// Runs one micro-batch from [`Stack::windows`]: forward by `loss_of`, backward and, where
@@ -31,7 +31,7 @@ impl Stack {
                 remedy: "step each item of windows() once, in order, or end the window with flush() or discard()",
             });
         }
-        let place = Place { last: Some(micro.last), short: micro.short, of: micro.of, rows: None };
+        let place = Place { last: Some(micro.last), short: micro.short, of: micro.of };
         let outcome = self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))?;
         if let Some(open) = &mut self.open {
             open.counted = micro.tokens;
@@ -48,9 +48,9 @@ impl Stack {
         let done = self.open.as_ref().map_or(0, Open::done);
         let place = match self.open.as_ref().map_or_else(|| self.rule(), |open| open.rule) {
             WindowRule::Micros(of) => {
-                Place { last: (done + 1 >= of).then_some(true), short: false, of: Some(of), rows: None }
+                Place { last: (done + 1 >= of).then_some(true), short: false, of: Some(of) }
             }
-            WindowRule::Tokens(_) => Place { last: None, short: false, of: None, rows: None },
+            WindowRule::Tokens(_) => Place { last: None, short: false, of: None },
         };
         self.run(place, loss_of).map_err(|failed| self.settle(failed))
     }
@@ -73,12 +73,15 @@ impl Stack {
         if rows < 1 {
             return Err(Error::config("Stack::step_batch", "the batch has no rows"));
         }
+        let mut retries = 0;
         loop {
-            match self.run_split(batch, rows, &mut loss_of) {
+            let split = self.split(rows, retries);
+            match self.run_split(batch, split, &mut loss_of) {
                 Ok(outcome) => return Ok(outcome),
                 Err((error, Recovery::Retry)) => tracing::debug!(%error, "running the window again"),
-                Err((error, _)) => return Err(error),
+                Err((error, _)) => return Err(self.explained(error)),
             }
+            retries += 1;
         }
     }
 
@@ -141,46 +144,47 @@ impl Stack {
         }
     }
 
+    fn split(&mut self, batch: i64, retries: usize) -> Split {
+        let asked = self.strategies.iter_mut().find_map(|strategy| strategy.split(batch));
+        let rows = asked.unwrap_or(batch).clamp(1, batch);
+        Split { batch, rows, micro_batches: ((batch + rows - 1) / rows) as usize, retries }
+    }
+
     fn run_split<B: Batch>(
         &mut self,
         batch: &B,
-        rows: i64,
+        split: Split,
         loss_of: &mut impl FnMut(&B) -> Result<Loss>,
     ) -> Result<StepOutcome, (Error, Recovery)> {
-        let stop = |error| (error, Recovery::Window);
-        let each =
-            self.strategies.iter().find_map(|strategy| strategy.split(rows)).unwrap_or(rows).clamp(1, rows);
-        let of = ((rows + each - 1) / each) as usize;
+        let Split { batch: rows, rows: each, micro_batches: of, .. } = split;
         if rows % each != 0 && self.optimizer.gradients() == GradientUse::EachMicroBatch {
-            return Err(stop(Error::Incompatible {
-                left: self.optimizer.name(),
-                right: format!("a batch of {rows} rows in micro-batches of {each}"),
-                why: "gradients of unequal weight cannot be added up in optimizer state".to_owned(),
-                remedy: "take a number of rows that splits evenly, or an optimizer that does not update in \
-                         backward"
-                    .to_owned(),
-            }));
+            return Err((self.refuse_uneven(rows, each), Recovery::Window));
         }
         for index in 0..of {
             let start = index as i64 * each;
             let range = start..(start + each).min(rows);
+            let here = range.end - range.start;
             let last = index + 1 == of;
-            let place =
-                Place { last: Some(last), short: false, of: Some(of), rows: Some(range.end - range.start) };
-            let micro = match batch.take_rows(range) {
-                Ok(micro) => micro,
-                Err(error) => {
-                    self.discard().map_err(stop)?;
-                    return Err(stop(error));
-                }
-            };
-            match self.run(place, || loss_of(&micro)) {
-                Ok(outcome) if last => return Ok(outcome),
+            let place = Place { last: Some(last), short: false, of: Some(of) };
+            // A batch that copies its rows may run out of memory as well.
+            match self.run(place, || loss_of(&batch.take_rows(range)?)) {
+                Ok(outcome) if last => return Ok(outcome.with_split(split)),
                 Ok(_) => self.warn_of_batch_norm(),
-                Err(failed) => return Err(self.settle_split(failed, place.rows)),
+                Err(failed) => return Err(self.settle_split(failed, here, split)),
             }
         }
-        Err(stop(never()))
+        Err((never(), Recovery::Window))
+    }
+
+    fn refuse_uneven(&self, rows: i64, each: i64) -> Error {
+        Error::Incompatible {
+            left: self.optimizer.name(),
+            right: format!("a batch of {rows} rows in micro-batches of {each}"),
+            why: "gradients of unequal weight cannot be added up in optimizer state".to_owned(),
+            remedy:
+                "take a number of rows that splits evenly, or an optimizer that does not update in backward"
+                    .to_owned(),
+        }
     }
 
     fn warn_of_batch_norm(&mut self) {

@@ -93,7 +93,7 @@ impl Stack {
         self.position.steps += 1;
         self.zero_grad();
         let scale = (open.scale != 1.0).then_some(open.scale);
-        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak: open.peak.peak() }
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak: open.peak.peak(), split: None }
     }
 }
 

@@ -35,7 +35,6 @@ pub(super) struct Place {
     pub(super) last: Option<bool>,
     pub(super) short: bool,
     pub(super) of: Option<usize>,
-    pub(super) rows: Option<i64>,
 }
 
 /// A failed micro-batch.
@@ -86,7 +85,7 @@ impl Stack {
         Ok(StepOutcome::Accumulating { done: open.done, of: place.of })
     }
 
-    fn begin(&mut self) -> Result<()> {
+    pub(super) fn begin(&mut self) -> Result<()> {
         self.zero_grad();
         self.window_start.remember(&self.model.buffers)?;
         let peak = PeakScope::new(self.model.device)?;
@@ -103,7 +102,11 @@ impl Stack {
         Ok(())
     }
 
-    fn forward(&mut self, micro: MicroBatch, loss_of: impl FnOnce() -> Result<Loss>) -> Result<Loss> {
+    pub(super) fn forward(
+        &mut self,
+        micro: MicroBatch,
+        loss_of: impl FnOnce() -> Result<Loss>,
+    ) -> Result<Loss> {
         let _phase = Phase::Forward.enter_step(micro.position.windows);
         let mut loss_of = Some(loss_of);
         let mut loss = None;
@@ -130,7 +133,7 @@ impl Stack {
     }
 
     /// Backward of one micro-batch; returns the window's total of losses so far.
-    fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
+    pub(super) fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
         let _phase = Phase::Backward.enter_step(micro.position.windows);
         let open = self.open.as_mut().ok_or_else(never)?;
         let weight = loss.weight().unwrap_or(1.0);

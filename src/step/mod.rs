@@ -16,12 +16,12 @@ pub use batch::Batch;
 pub use exactness::Exactness;
 pub(crate) use inside::{InsideStep, is_inside, unwind};
 pub use loss::Loss;
-pub use outcome::{SkipReason, StepOutcome};
+pub use outcome::{SkipReason, Split, StepOutcome};
 pub use phases::{
     Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, Update, UpdatePhase,
     Verdict,
 };
 pub use place::{Place, Relation};
 pub use ready::{GradientUse, Heard, Ready};
-pub use strategy::{Conflict, Cost, Failure, Gradients, ModelSize, Preparation, Recovery, Strategy};
+pub use strategy::{Conflict, Cost, Failure, Gradients, ModelSize, Preparation, Recovery, Scene, Strategy};
 pub use window::{MicroBatch, Position, WindowRule};

@@ -19,6 +19,8 @@ pub enum StepOutcome {
         tokens: f64,
         /// Highest live bytes since the window began, on the model's device.
         peak: u64,
+        /// How `step_batch` split the batch.
+        split: Option<Split>,
     },
     /// The window is still open.
     Accumulating {
@@ -32,6 +34,19 @@ pub enum StepOutcome {
         /// Why.
         reason: SkipReason,
     },
+}
+
+/// How `step_batch` split a batch into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Rows of the batch.
+    pub batch: i64,
+    /// Rows of each micro-batch; the last one may have fewer.
+    pub rows: i64,
+    /// Number of micro-batches.
+    pub micro_batches: usize,
+    /// How often the window began again before this split.
+    pub retries: usize,
 }
 
 /// Why a step was skipped.
@@ -53,5 +68,20 @@ impl StepOutcome {
     /// Whether the parameters moved.
     pub fn stepped(&self) -> bool {
         matches!(self, Self::Stepped { .. })
+    }
+
+    pub(crate) fn with_split(mut self, by: Split) -> Self {
+        if let Self::Stepped { split, .. } = &mut self {
+            *split = Some(by);
+        }
+        self
+    }
+
+    /// How `step_batch` split the batch of this step.
+    pub fn split(&self) -> Option<Split> {
+        match self {
+            Self::Stepped { split, .. } => *split,
+            _ => None,
+        }
     }
 }

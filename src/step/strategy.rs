@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use tch::Device;
 
 use super::exactness::Exactness;
+use super::outcome::Split;
 use super::phases::{
     Backward, Closing, Measure, Mode, NextBackward, NextForward, NextUpdate, Numbers, UpdatePhase, Verdict,
 };
@@ -73,8 +74,9 @@ pub trait Strategy: Debug + Any + Send {
         None
     }
 
-    /// Rows per micro-batch when a whole batch of `rows` is split. At most one answers.
-    fn split(&self, rows: i64) -> Option<i64> {
+    /// Rows per micro-batch when a whole batch of `rows` is split; asked before each try. At
+    /// most one answers.
+    fn split(&mut self, rows: i64) -> Option<i64> {
         let _ = rows;
         None
     }
@@ -99,6 +101,13 @@ pub trait Strategy: Debug + Any + Send {
     fn recover(&mut self, failure: &Failure<'_>) -> Recovery {
         let _ = failure;
         Recovery::Window
+    }
+
+    /// Has the last word on a failure of `step_batch` that nobody retries: an error that tells
+    /// more than the one given. Everything is put back by then.
+    fn explain(&mut self, error: Error, scene: &mut Scene<'_>) -> Error {
+        let _ = scene;
+        error
     }
 
     /// Called when all backward passes of a window are done, before the gradients are
@@ -248,10 +257,24 @@ pub struct Failure<'a> {
     pub micro: usize,
     /// Rows of that micro-batch, where the driver split the batch itself.
     pub rows: Option<i64>,
+    /// How it did.
+    pub split: Option<Split>,
     /// Whether backward had begun.
     pub in_backward: bool,
     /// The model's parameters, by name.
     pub parameters: &'a [Named],
+}
+
+/// What is there to explain a failure with.
+pub struct Scene<'a> {
+    /// The optimizer and its state.
+    pub optimizer: &'a mut dyn Optimizer,
+    /// The model's parameters, by name.
+    pub parameters: &'a [Named],
+    /// The model's buffers, by name.
+    pub buffers: &'a [Named],
+    /// Names of the stack's strategies.
+    pub strategies: &'a [String],
 }
 
 /// What to do after a failure.

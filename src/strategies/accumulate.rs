@@ -152,7 +152,7 @@ impl Strategy for GradAccumulator {
         Some(self.rule)
     }
 
-    fn split(&self, rows: i64) -> Option<i64> {
+    fn split(&mut self, rows: i64) -> Option<i64> {
         match self.rule {
             WindowRule::Micros(micros) => {
                 let micros = i64::try_from(micros).unwrap_or(i64::MAX).max(1);

@@ -6,8 +6,10 @@ pub mod budget;
 pub mod clip;
 mod loss_scale;
 pub mod master_weights;
+pub mod max_batch;
 pub mod memory_timeline;
 mod offload;
+pub mod out_of_memory;
 pub mod rollback;
 pub mod schedule;
 
@@ -16,7 +18,9 @@ pub use amp::{AmpConfig, AmpScaler, autocast, full_precision};
 pub use budget::Budget;
 pub use clip::{GradClip, NormClip, ValueClip};
 pub use master_weights::MasterWeights;
+pub use max_batch::{Found, Search, Trial, find_max_batch};
 pub use memory_timeline::MemoryTimeline;
+pub use out_of_memory::MicroBatcher;
 pub use rollback::Rollback;
 pub use schedule::{
     Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,
