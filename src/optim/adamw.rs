@@ -15,8 +15,8 @@
 //! *Limits*: pure bf16 models lose small updates, unless under
 //! [`MasterWeights`](crate::strategies::MasterWeights) or with
 //! [`AdamWConfig::stochastic_rounding`]. Moments of another dtype than the parameter's, and
-//! stochastic rounding, are updated on the CPU only. An [`Update::divisor`] other than 1 may
-//! leave the gradients on CUDA divided.
+//! stochastic rounding, are updated on the CPU only. A divisor other than 1
+//! ([`Update`](crate::Update)) may leave the gradients on CUDA divided.
 //!
 //! ```
 //! use memfit::optim::{AdamW, AdamWConfig, Optimizer};
