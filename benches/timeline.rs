@@ -3,7 +3,6 @@
 
 #[path = "../examples/gpt/mod.rs"]
 mod gpt;
-#[allow(dead_code)] // its pairs run in one process state; these need two
 mod support;
 
 use std::time::Instant;

@@ -157,7 +157,7 @@ fn number_of(name: &str) -> u16 {
         names.names.push(name.to_owned());
         names.numbers.insert(name.to_owned(), number);
     }
-    number.min(OTHERS)
+    number
 }
 
 /// The names so far, by number - 1.

@@ -193,8 +193,10 @@ impl Recipe for SgdConfig {
     }
 
     fn settings(&self) -> String {
-        let Self { lr: _, weight_decay: _, momentum, dampening, kind } = self;
-        format!("momentum {momentum:?}, dampening {dampening:?}, kind {kind:?}")
+        let Self { lr: _, weight_decay: _, momentum, dampening, kind, decay, stochastic_rounding } = self;
+        format!(
+            "momentum {momentum:?}, dampening {dampening:?}, kind {kind:?}, decay {decay:?}, stochastic_rounding {stochastic_rounding:?}"
+        )
     }
 
     fn state(&self, _group: usize, parameter: &Named) -> Vec<Kept> {

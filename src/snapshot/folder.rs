@@ -191,10 +191,9 @@ fn prune(folder: &Path, newest: &Path, keep: Keep) -> Result<()> {
 
 fn clean(folder: &Path) -> Result<()> {
     for (name, path) in entries(folder)? {
-        if name.starts_with(SAVING) || name.starts_with(DELETING) {
-            if let Err(error) = fs::remove_dir_all(&path) {
-                tracing::warn!(%error, path = %path.display(), "what a dead saver left stays");
-            }
+        let dead = name.starts_with(SAVING) || name.starts_with(DELETING);
+        if dead && let Err(error) = fs::remove_dir_all(&path) {
+            tracing::warn!(%error, path = %path.display(), "what a dead saver left stays");
         }
     }
     Ok(())
