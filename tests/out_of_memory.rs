@@ -195,7 +195,7 @@ fn a_failure_wherever_it_comes_leaves_no_trace_and_smaller_micro_batches_succeed
             let (_vs, net, mut stack) = whole_state(9);
             // A size of its own each, so that nothing else differs.
             let start = if fails { 64 } else { 32 };
-            stack.strategy_mut::<MicroBatcher>().map(|one| *one = MicroBatcher::new().start(start));
+            *stack.strategy_mut::<MicroBatcher>().unwrap() = MicroBatcher::new().start(start);
             let mut micro = 0;
             let mut armed = None;
             let split = stack
@@ -243,7 +243,7 @@ fn a_failure_at_any_allocation_ends_in_the_right_step_or_in_an_untouched_state()
                 assert_eq!(split.retries > 0, failed, "allocation {n}");
                 let (_vs, net, mut plain) = whole_state(11);
                 let rows = split.rows;
-                plain.strategy_mut::<MicroBatcher>().map(|one| *one = MicroBatcher::new().start(rows));
+                *plain.strategy_mut::<MicroBatcher>().unwrap() = MicroBatcher::new().start(rows);
                 let _ = plain.step_batch(&x, |x| Ok(Loss::mean(net.loss(x), x.size()[0]))).unwrap();
                 only_the_size_differs(&state(&mut stack), &state(&mut plain));
             }
