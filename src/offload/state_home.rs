@@ -23,7 +23,7 @@ impl<O: Optimizer> StateHome<O> {
     /// at full size, by `build()`, or by [`Optimizer::allocate`] in a plain loop.
     ///
     /// # Errors
-    /// [`Error::Io`] for an unusable folder; [`Error::Unsupported`] for an
+    /// [`Error::Io`](crate::Error::Io) for an unusable folder; [`Error::Unsupported`](crate::Error::Unsupported) for an
     /// optimizer whose state cannot be reached; out of memory.
     pub fn disk(self, folder: impl AsRef<Path>) -> Result<OptimizerOffload<O>> {
         let disk = Disk::new(folder.as_ref())?;
@@ -42,7 +42,7 @@ impl<O: Optimizer> StateHome<O> {
     /// The state of parameters on CUDA lives, and their update runs, on the host.
     ///
     /// # Errors
-    /// [`Error::Incompatible`] where no parameter is on CUDA: the host is where the state is
+    /// [`Error::Incompatible`](crate::Error::Incompatible) where no parameter is on CUDA: the host is where the state is
     /// already. As [`StateHome::disk`].
     pub fn host(self) -> Result<OptimizerOffload<O>> {
         OptimizerOffload::new(self.inner, Home::Host)

@@ -18,7 +18,7 @@
 //! micro-batches. A failure in the update is returned: a smaller micro-batch cannot help there.
 //! When one row does not fit, it runs once more under a
 //! [`Recording`](crate::memory::Recording), and the error is
-//! [`Error::DoesNotFit`](crate::Error::DoesNotFit) with what was seen.
+//! [`Error::DoesNotFit`] with what was seen.
 //!
 //! [`patience`]: MicroBatcher::patience
 //!

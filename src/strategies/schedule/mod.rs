@@ -72,7 +72,7 @@ pub trait Curve: Debug + Send + Sync + 'static {
     /// Refuses settings that make no curve; called by `build()`.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config).
+    /// [`Error::Config`].
     fn check(&self, warm_up: u64) -> Result<()> {
         let _ = warm_up;
         Ok(())
