@@ -80,7 +80,7 @@ impl Choice {
         let adamw = AdamWConfig::default().lr(lr);
         match self {
             Self::Sgd => with.with(Sgd::new(parameters, SgdConfig::default().lr(lr).momentum(0.9))?),
-            Self::Lion => with.with(Lion::new(parameters, LionConfig::default().lr(lr).betas(0.95, 0.98))?),
+            Self::Lion => with.with(Lion::new(parameters, LionConfig::default().lr(lr))?),
             Self::AdamW => with.with(AdamW::new(parameters, adamw)?),
             Self::AdamWBf16 => with.with(AdamW::new(parameters, adamw.moments(Kind::BFloat16))?),
             Self::AdamW8bit => with.with(AdamW8bit::new(parameters, AdamW8bitConfig::default().lr(lr))?),

@@ -7,7 +7,8 @@
 //! writes them.
 //!
 //! *Cost*: on disk the bytes of the state. In memory, while saving or resuming, 1 MiB for rows
-//! of a tensor that is not contiguous or not on the CPU (one row, where it is longer), 256 KiB,
+//! of a tensor that is not contiguous or not on the CPU (one row, where it is longer), 256 KiB
+//! per reading thread (at most four),
 //! and names, shapes and the manifest: some KB per tensor, so megabytes where there are
 //! thousands. Resuming into a state with an open window makes its gradients, sums and copies of
 //! buffers anew before those that are there go: their bytes once more for that time.
@@ -42,6 +43,7 @@
 mod dtype;
 mod extras;
 mod folder;
+mod hashing;
 mod layout;
 mod manifest;
 mod open;

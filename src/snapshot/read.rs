@@ -11,15 +11,13 @@ use crc32fast::Hasher;
 use tch::{Device, Tensor};
 
 use super::extras::ENTRIES;
+use super::hashing::checksum;
 use super::manifest::{self, Manifest};
 use super::tensors::{Spot, Tensors};
 use super::write::failed;
 use crate::error::{Error, Result};
 use crate::state::{Found, Source, Value};
 use crate::sys;
-
-/// Bytes that are read and hashed at once.
-pub(super) const BLOCK: usize = 1 << 18;
 
 /// An open snapshot.
 #[derive(Debug)]
@@ -142,10 +140,9 @@ impl Files {
 
     fn verify_some(&self, which: impl Fn(&str) -> bool) -> Result<()> {
         let mut problems = Vec::new();
-        let mut block = vec![0; BLOCK];
         for (name, entry) in self.manifest.files.0.iter().filter(|(name, _)| which(name)) {
             let Some(file) = self.open.get(name) else { continue };
-            match checksum(file, entry.bytes, &mut block) {
+            match checksum(file, 0, entry.bytes).map(Hasher::finalize) {
                 Ok(found) if found == entry.crc32 => {}
                 Ok(_) => problems.push(format!("{name}: its checksum is not the manifest's")),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -275,18 +272,6 @@ fn open_as_said(folder: &Path, name: &str, bytes: u64) -> Result<Result<File, St
     } else {
         Ok(Err(format!("{name} has {length} bytes, the manifest says {bytes}")))
     }
-}
-
-fn checksum(file: &File, length: u64, block: &mut [u8]) -> io::Result<u32> {
-    let (mut hasher, mut offset) = (Hasher::new(), 0);
-    while offset < length {
-        let wanted = block.len().min((length - offset) as usize);
-        let Some(part) = block.get_mut(..wanted) else { break };
-        file.read_exact_at(part, offset)?;
-        hasher.update(part);
-        offset += wanted as u64;
-    }
-    Ok(hasher.finalize())
 }
 
 pub(super) fn broken(path: &Path, problems: Vec<String>) -> Error {

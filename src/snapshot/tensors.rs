@@ -12,8 +12,9 @@ use serde::de::IgnoredAny;
 use tch::{Device, Kind, Tensor};
 
 use super::dtype;
+use super::hashing::{BLOCK, read_into};
 use super::manifest::{self, TensorEntry};
-use super::read::{BLOCK, broken};
+use super::read::broken;
 use super::unique::Unique;
 use super::write::{Part, failed, slabs};
 use crate::error::Result;
@@ -156,14 +157,11 @@ impl Tensors {
             if part.offset + bytes.len() as u64 > spot.offset + spot.bytes {
                 return Err(broken(&self.path, vec![format!("`{key}` has another length")]));
             }
-            for block in bytes.chunks_mut(BLOCK) {
-                let read = self.file.read_exact_at(block, part.offset);
-                read.map_err(|source| failed("reading", &self.path, source))?;
-                part.hasher.update(block);
-                part.offset += block.len() as u64;
-                if spot.kind == Kind::Bool && block.iter().any(|byte| *byte > 1) {
-                    return Err(broken(&self.path, vec![format!("`{key}` is neither true nor false")]));
-                }
+            let read = read_into(&self.file, part.offset, bytes);
+            part.hasher.combine(&read.map_err(|source| failed("reading", &self.path, source))?);
+            part.offset += bytes.len() as u64;
+            if spot.kind == Kind::Bool && bytes.iter().any(|byte| *byte > 1) {
+                return Err(broken(&self.path, vec![format!("`{key}` is neither true nor false")]));
             }
             Ok(())
         })?
