@@ -115,7 +115,7 @@ pub fn section(setup: &Setup, options: &Options) -> Result<String> {
         }
     }
     let steps = options.steps.unwrap_or(STEPS);
-    Ok(table::page(&rows, count(&shapes), steps, SEEDS))
+    Ok(table::page(&rows, count(&shapes), steps, SEEDS, options.pairs))
 }
 
 fn row(

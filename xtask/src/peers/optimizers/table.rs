@@ -3,13 +3,13 @@
 use super::Row;
 use crate::peers::report::shown;
 
-/// The whole section; `weights` were updated for the times.
-pub fn page(rows: &[Row], weights: f64, steps: usize, seeds: usize) -> String {
+/// The whole section; `weights` were updated for the times, in so many pairs.
+pub fn page(rows: &[Row], weights: f64, steps: usize, seeds: usize, pairs: usize) -> String {
     let first = rows.first();
     let mut text = format!(
         "\n## Optimizers\n\n\
          Bytes of state per weight and the time of one update, on {:.1} million weights of a \
-         transformer of width 512. `fused` is PyTorch's fused AdamW, `peer` PyTorch's own \
+         transformer of width 512 (median of {pairs} pairs, `Muon` of at most 3). `fused` is PyTorch's fused AdamW, `peer` PyTorch's own \
          implementation or, for `AdamW8bit`, torchao's. The loss is that of text kept apart, after \
          {steps} steps of the small model on this repository's own text, the mean of {seeds} seeds \
          with their range, each optimizer at the best rate of a grid (`examples/gpt/optimizer.rs`).\n\n\
