@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn parts_on_several_threads_have_the_sum_of_the_whole() {
-        let bytes: Vec<u8> = (0..40_000_001u64).map(|n| (n * 2_654_435_761 >> 13) as u8).collect();
+        let bytes: Vec<u8> = (0..40_000_001u64).map(|n| ((n * 2_654_435_761) >> 13) as u8).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
         for (offset, length) in [(0, bytes.len()), (3, 33_000_000), (7, 5), (9, 0)] {
