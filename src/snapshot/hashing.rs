@@ -10,7 +10,7 @@ use crc32fast::Hasher;
 pub(super) const BLOCK: usize = 1 << 18;
 
 /// The least that is worth a thread.
-const SHARE: u64 = 8 << 20;
+const SHARE: u64 = 1 << 20;
 /// More do not read faster.
 const MOST: u64 = 4;
 
