@@ -1,5 +1,5 @@
-//! What recording every allocation with its role adds to a training step (at most 1 %), and to
-//! one allocation (at most 0.1 µs).
+//! What recording every allocation with its role adds to a training step (wanted: 1 %), and to
+//! one allocation (wanted: 0.1 µs).
 
 #[path = "../examples/gpt/mod.rs"]
 mod gpt;

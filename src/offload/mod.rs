@@ -33,6 +33,7 @@ mod berth;
 mod carrier;
 mod disk;
 mod entry;
+mod hidden;
 mod ledger;
 mod moved;
 mod optimizer;

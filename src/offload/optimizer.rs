@@ -5,6 +5,7 @@ use tch::{Device, Tensor};
 use super::activations::no_tier;
 use super::berth::Berths;
 use super::carrier::Carrier;
+use super::hidden::Hidden;
 use super::moved::{Moved, Observer};
 use super::order::{AHEAD, Order};
 use super::state_home::Home;
@@ -369,26 +370,6 @@ impl<O: Optimizer> Optimizer for OptimizerOffload<O> {
         let loaded = arrived.and_then(|()| self.inner.load(state));
         let home = all.iter().try_for_each(|(group, index, _)| self.go_home(*group, *index));
         loaded.and(home.map_err(poisoned))
-    }
-}
-
-/// Parameters that look frozen for a while.
-struct Hidden(Vec<Tensor>);
-
-impl Hidden {
-    fn new(parameters: Vec<Tensor>) -> Self {
-        for parameter in &parameters {
-            let _ = parameter.f_set_requires_grad(false);
-        }
-        Self(parameters)
-    }
-}
-
-impl Drop for Hidden {
-    fn drop(&mut self) {
-        for parameter in &self.0 {
-            let _ = parameter.f_set_requires_grad(true);
-        }
     }
 }
 
