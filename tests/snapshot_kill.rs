@@ -120,6 +120,7 @@ fn killed_at_random_moments_it_ends_with_the_same_bits() {
         in_the_middle += u64::from(has_leftover(dir.path()));
         let after = reached(dir.path());
         assert!(after >= before, "{after:?} after {before:?}");
+        println!("kill {done} of {kills}: {} micro-batches are saved", after.unwrap_or(0));
     }
     println!("{done} kills, {in_the_middle} of them in the middle of a save");
     assert!(start(dir.path()).wait().unwrap().success());

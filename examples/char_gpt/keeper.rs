@@ -61,6 +61,9 @@ impl Keeper {
             return Ok(0);
         }
         let Some(snapshot) = snapshots.latest()? else {
+            if !snapshots.paths()?.is_empty() {
+                return Err(format!("every snapshot in {folder} is damaged: name another folder").into());
+            }
             println!("there is no snapshot in {folder} yet: starting from the beginning\n");
             self.save(0, training, random)?;
             return Ok(0);

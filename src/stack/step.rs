@@ -88,12 +88,12 @@ impl Stack {
     /// Ends the open window, with the weight it has; nothing where none is open.
     ///
     /// # Errors
-    /// As the update of [`Stack::step`].
+    /// As the update of [`Stack::step`]; [`Error::CallOrder`], and the window stays open, where
+    /// its gradients joined the optimizer's state as parts of a longer one.
     pub fn flush(&mut self) -> Result<Option<StepOutcome>> {
         self.check_health()?;
-        if self.open.is_none() {
-            return Ok(None);
-        }
+        let Some(open) = &self.open else { return Ok(None) };
+        self.finals.check_end(self.optimizer.gradients(), open.done)?;
         let ended = self.finish();
         // `windows` still counts the window that ends here.
         self.clock.broke(0);

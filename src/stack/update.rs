@@ -35,7 +35,6 @@ impl Stack {
     }
 
     fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
-        self.finals.check_end(self.optimizer.gradients(), open.done)?;
         // Allocated now: nothing may fail once a parameter has moved.
         let loss = mean_loss(open)?;
         let optimizer = self.optimizer.as_mut();

@@ -72,6 +72,7 @@ impl Stack {
         let micro =
             MicroBatch { index, last: place.last, short: place.short, of: place.of, position: self.position };
         let loss = self.forward(micro, loss_of).map_err(before)?;
+        self.check_fits(micro, &loss).map_err(before)?;
         let total = self.backward(micro, &loss).map_err(|error| Failed { error, in_backward: true })?;
         drop(loss);
         let Some(open) = &mut self.open else { return Err(before(never())) };
@@ -132,6 +133,16 @@ impl Stack {
         Ok(loss)
     }
 
+    /// Refuses, before anything joins the optimizer's state, a micro-batch that it cannot add up.
+    fn check_fits(&self, micro: MicroBatch, loss: &Loss) -> Result<()> {
+        if gradient_use(self.optimizer.as_ref(), &self.strategies) != GradientUse::EachMicroBatch {
+            return Ok(());
+        }
+        let weight = loss.weight().unwrap_or(1.0);
+        let first = self.open.as_ref().filter(|_| !micro.first()).map_or(weight, |open| open.first_weight);
+        self.finals.check_micro(micro, weight / first)
+    }
+
     /// Backward of one micro-batch; returns the window's total of losses so far.
     pub(super) fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
         let _phase = Phase::Backward.enter_step(micro.position.windows);
@@ -142,10 +153,6 @@ impl Stack {
         }
         let seed = loss.seed(open.first_weight);
         let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
-        let relative = weight / open.first_weight;
-        if wanted == GradientUse::EachMicroBatch {
-            self.finals.check_micro(micro, relative)?;
-        }
         let told = match (wanted, micro.of) {
             (GradientUse::AtUpdate, _) => None,
             (GradientUse::EachMicroBatch, Some(of)) if of > 1 => Some(of as f64),

@@ -64,8 +64,13 @@ fn poisoned(error: Error, contains: &str) {
     assert!(error.to_string().contains(contains), "{error}");
 }
 
+fn out_of_order(error: Error, contains: &str) {
+    assert!(matches!(error, Error::CallOrder { .. }), "{error}");
+    assert!(error.to_string().contains(contains), "{error}");
+}
+
 #[test]
-fn a_window_that_turns_out_otherwise_is_poisoned() {
+fn what_does_not_fit_a_window_is_refused_before_it_joins_and_the_window_goes_on() {
     let _guard = serial();
     let (vs, w) = vector(1);
     let stack = || {
@@ -73,13 +78,30 @@ fn a_window_that_turns_out_otherwise_is_poisoned() {
         Stack::of(&vs, optimizer).with(GradAccumulator::every(3)).build().unwrap()
     };
     let loss = |n: i32| Ok(Loss::mean(slope(&w, &[1.0]), n));
-    let mut training = stack();
-    let _ = training.step_with(|| loss(1)).unwrap();
-    poisoned(training.flush().unwrap_err(), "windows");
-    assert!(matches!(training.step_with(|| loss(1)), Err(Error::CallOrder { .. })));
-    let mut training = stack();
-    let _ = training.step_with(|| loss(1)).unwrap();
-    poisoned(training.step_with(|| loss(2)).unwrap_err(), "equal weight");
+    let (mut training, mut disturbed) = (stack(), stack());
+    for _ in 0..3 {
+        let _ = training.step_with(|| loss(1)).unwrap();
+    }
+    let moved = w.double_value(&[0]);
+    let _ = tch::no_grad(|| w.shallow_clone().fill_(0.0));
+    let _ = disturbed.step_with(|| loss(1)).unwrap();
+    out_of_order(disturbed.flush().unwrap_err(), "windows");
+    out_of_order(disturbed.step_with(|| loss(2)).unwrap_err(), "equal weight");
+    let _ = disturbed.step_with(|| loss(1)).unwrap();
+    assert!(disturbed.step_with(|| loss(1)).unwrap().stepped());
+    assert_eq!(w.double_value(&[0]), moved);
+    assert!(moved < 0.0);
+}
+
+#[test]
+fn a_window_that_cannot_be_undone_is_poisoned() {
+    let _guard = serial();
+    let (vs, w) = vector(1);
+    let stack = || {
+        let optimizer = InBackward::new(heavy(&vs)).unwrap();
+        Stack::of(&vs, optimizer).with(GradAccumulator::every(3)).build().unwrap()
+    };
+    let loss = |n: i32| Ok(Loss::mean(slope(&w, &[1.0]), n));
     let mut training = stack();
     let _ = training.step_with(|| loss(1)).unwrap();
     poisoned(training.discard().unwrap_err(), "discard");

@@ -86,7 +86,7 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
             continue;
         }
         // One after the other, so that a section that fails loses none before it.
-        let mut page = Page::read(&path);
+        let mut page = Page::read(&path)?;
         page.put(section, &text);
         page.write(&path, &report::head(options), &notes(repo))?;
         println!("{}: the section {} is written", path.display(), section.name());

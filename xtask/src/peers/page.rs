@@ -1,6 +1,7 @@
 //! `docs/benchmarks.md`, section by section: a run that measures one leaves the others' text.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use crate::problem::{Problem, Result};
@@ -37,8 +38,12 @@ pub struct Page {
 
 impl Page {
     /// The page as it was; an absent one has no sections.
-    pub fn read(path: &Path) -> Self {
-        Self::parse(&fs::read_to_string(path).unwrap_or_default())
+    pub fn read(path: &Path) -> Result<Self> {
+        match fs::read_to_string(path) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(Problem::io("read", path, &error)),
+        }
     }
 
     fn parse(text: &str) -> Self {
@@ -59,9 +64,11 @@ impl Page {
         self.sections.sort_by_key(|(section, _)| Section::ALL.iter().position(|known| known == section));
     }
 
-    /// Writes it between a head and notes.
+    /// Writes it between a head and notes; until that is done the old page is there.
     pub fn write(&self, path: &Path, head: &str, notes: &str) -> Result<()> {
-        fs::write(path, self.text(head, notes)).map_err(|error| Problem::io("write", path, &error))
+        let new = path.with_extension("md.new");
+        fs::write(&new, self.text(head, notes)).map_err(|error| Problem::io("write", &new, &error))?;
+        fs::rename(&new, path).map_err(|error| Problem::io("replace", path, &error))
     }
 
     fn text(&self, head: &str, notes: &str) -> String {
@@ -93,5 +100,11 @@ mod tests {
         assert!(text.contains("| a | b |") && text.contains("new") && !text.contains("old"), "{text}");
         assert!(text.find("## M") < text.find("## O"));
         assert_eq!(Page::parse("no sections"), Page::default());
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_not_taken_for_an_absent_one() {
+        assert_eq!(Page::read(Path::new("/no/such/page.md")), Ok(Page::default()));
+        assert!(Page::read(Path::new("/")).is_err());
     }
 }
