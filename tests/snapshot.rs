@@ -700,7 +700,7 @@ mod resumed_after_poison {
         let mut snapshots = Snapshots::in_folder(dir.path()).unwrap();
         snapshots.save(&mut stack, &Extras::new()).unwrap();
         let _ = micro(&mut stack, &w, 7.0, 1).unwrap();
-        let poisoned = micro(&mut stack, &w, 8.0, 2).unwrap_err();
+        let poisoned = stack.discard().unwrap_err();
         assert!(matches!(poisoned, Error::Poisoned { .. }), "{poisoned}");
         let refused = micro(&mut stack, &w, 8.0, 1).unwrap_err().to_string();
         assert!(refused.contains("into this Stack, or into a new one"), "{refused}");
