@@ -13,7 +13,7 @@ use memfit::loss::{
     evaluate_cross_entropy, linear_cross_entropy,
 };
 use memfit::memory::PeakScope;
-use memfit::strategies::{AmpScaler, GradAccumulator, autocast};
+use memfit::strategies::{AmpScaler, GradAccumulator, MicroBatcher, autocast};
 use memfit::tch::{Device, Kind, Tensor, nn, no_grad};
 use memfit::{CpuOffload, Error, Loss, Stack, checkpoint::Shared};
 use support::{difference, live, serial, sgd};
