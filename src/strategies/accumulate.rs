@@ -190,13 +190,6 @@ impl Strategy for GradAccumulator {
         ffi::multi::add_to(&into, &grads)
     }
 
-    /// The sums stay, at no window's bytes.
-    fn window_dropped(&mut self) {
-        if let Sum::Single(sums) = &mut self.sum {
-            sums.iter_mut().flatten().for_each(|one| one.touched = false);
-        }
-    }
-
     fn close(&mut self, window: &mut Closing<'_>) -> Result<()> {
         let Sum::Single(sums) = &self.sum else { return Ok(()) };
         for (one, parameter) in sums.iter().zip(window.parameters) {

@@ -169,6 +169,37 @@ fn whatever_drops_a_window_frees_what_strategies_kept_for_it() {
     }
 }
 
+/// A search asks nobody to recover, so a copy of the gradients has no other end.
+#[test]
+fn a_search_that_fails_in_a_later_backward_frees_the_copies_of_gradients() {
+    let _guard = serial();
+    let net = Net::new();
+    let sgd = Sgd::new(&net.vs, SgdConfig::default().lr(0.01)).unwrap();
+    let mut stack = Stack::of(&net.vs, sgd)
+        .with(GradAccumulator::every(2))
+        .with(Rollback::micro_batch())
+        .build()
+        .unwrap();
+    let x = floats(&[8, WIDTH]);
+    for _ in 0..2 {
+        let _ = stack.step_with(|| Ok(net.loss(&x))).unwrap();
+    }
+    let before = live();
+    let (mut calls, mut armed) = (0, None);
+    let found = stack.find_max_batch(8..=8, |n| {
+        calls += 1;
+        let loss = net.loss(&x.narrow(0, 0, n));
+        if calls == 2 {
+            // After the driver's two and a copy per parameter.
+            armed = Some(FailAt::nth(2 + 4 + 3).unwrap());
+        }
+        Ok(loss)
+    });
+    assert!(found.unwrap_err().is_out_of_memory());
+    drop(armed);
+    assert_eq!((calls, live()), (2, before));
+}
+
 /// The gradient sums of a window that is gone must not be in the next one's.
 #[test]
 fn a_window_after_a_dropped_one_is_the_window_alone() {
