@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use memfit::tch::Device;
-use memfit::{StepOutcome, memory};
+use memfit::{Split, StepOutcome, memory};
 
 use crate::gpt::Failure;
 
@@ -23,6 +23,8 @@ pub struct Progress {
     done: u64,
     losses: bool,
     tokens: f64,
+    /// Rows of a micro-batch, where batches are split.
+    rows: Option<i64>,
     /// Highest live bytes of all steps.
     pub peak: u64,
     /// Updates left out because a gradient overflowed.
@@ -38,9 +40,9 @@ impl Progress {
             bar.set_style(style);
         }
         let now = Instant::now();
-        let (tokens, peak, skipped) = (0.0, 0, 0);
+        let (tokens, rows, peak, skipped) = (0.0, None, 0, 0);
         let shown = now.checked_sub(PAUSE).unwrap_or(now);
-        Self { bar, terminal, start: now, shown, steps, from, done: from, losses, tokens, peak, skipped }
+        Self { bar, terminal, start: now, shown, steps, from, done: from, losses, tokens, rows, peak, skipped }
     }
 
     /// Counts one step and shows it.
@@ -49,6 +51,9 @@ impl Progress {
     /// Statistics that cannot be read.
     pub fn step(&mut self, outcome: &StepOutcome) -> Result<(), Failure> {
         self.done += 1;
+        if let Some(split) = outcome.split() {
+            self.tell_change(split);
+        }
         let (loss, scale) = match outcome {
             StepOutcome::Stepped { loss, scale, tokens, peak, .. } => {
                 self.tokens += tokens;
@@ -71,6 +76,23 @@ impl Progress {
             self.show(loss + &scale.map_or(String::new(), |scale| format!(" scale {scale}")))?;
         }
         Ok(())
+    }
+
+    /// A size that was found is worth a line.
+    fn tell_change(&mut self, split: Split) {
+        let Split { batch, rows, micro_batches, retries } = split;
+        if self.rows.is_none_or(|known| known == rows) && retries == 0 {
+            self.rows = Some(rows);
+            return;
+        }
+        self.rows = Some(rows);
+        let found = match retries {
+            0 => "more memory was left".to_owned(),
+            1 => "memory ran out once".to_owned(),
+            times => format!("memory ran out {times} times"),
+        };
+        let line = format!("{found}: {batch} rows now run as {micro_batches} micro-batches of {rows}");
+        self.bar.suspend(|| println!("{line}"));
     }
 
     fn show(&self, loss: String) -> Result<(), Failure> {

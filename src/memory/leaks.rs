@@ -5,7 +5,7 @@ use tch::{Device, Tensor};
 
 use super::bytes::Bytes;
 use super::phase::{Phase, name_of, segment_names, segment_of, step_of};
-use super::timeline::shown;
+use super::tables::shown;
 use crate::error::{Error, Result};
 use crate::ffi::timeline::{self as ffi, Census};
 

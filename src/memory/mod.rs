@@ -37,6 +37,7 @@ mod recording;
 mod replay;
 mod role;
 mod summary;
+mod tables;
 mod timeline;
 
 pub use advice::{Advice, Help, Where};

@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::{Anchor, Color, Scene, Shape, Stroke, Text, Weight};
 use crate::memory::phase::Phase;
 use crate::memory::role::Role;
-use crate::memory::timeline::{Holder, Moment, Span, Timeline, amount, shown};
+use crate::memory::tables::{amount, shown};
+use crate::memory::timeline::{Holder, Moment, Span, Timeline};
 
 const WIDTH: usize = 1280;
 const HEIGHT: usize = 720;
