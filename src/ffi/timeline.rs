@@ -41,6 +41,7 @@ unsafe extern "C" {
     safe fn mf_timeline_on() -> c_int;
     fn mf_timeline_read_now(out: *mut Now);
     fn mf_timeline_read(from: u64, out: *mut Event, count: usize) -> usize;
+    safe fn mf_phase_get() -> u64;
     safe fn mf_phase_set(mask: u64, value: u64) -> u64;
     safe fn mf_role_set(role: c_int) -> c_int;
     safe fn mf_census_open();
@@ -72,14 +73,29 @@ pub(crate) fn now() -> Now {
     now
 }
 
-/// Events from number `from` up to `end`; shorter where the ring has lost the first ones.
-pub(crate) fn read(from: u64, end: u64) -> Vec<Event> {
-    let wanted = end.saturating_sub(from) as usize;
-    let mut events = vec![Event::default(); wanted];
-    // SAFETY: the list has room for `wanted` events.
-    let got = unsafe { mf_timeline_read(from, events.as_mut_ptr(), wanted) };
-    events.truncate(got);
-    events
+/// Events from number `from` up to `end`, as far as the ring still has them, and the number of
+/// the first one.
+pub(crate) fn read(from: u64, end: u64) -> (u64, Vec<Event>) {
+    loop {
+        let first = from.max(now().oldest);
+        let wanted = end.saturating_sub(first) as usize;
+        if wanted == 0 {
+            return (first, Vec::new());
+        }
+        let mut events = vec![Event::default(); wanted];
+        // SAFETY: the list has room for `wanted` events.
+        let got = unsafe { mf_timeline_read(first, events.as_mut_ptr(), wanted) };
+        events.truncate(got);
+        // Another thread may have pushed the first one out meanwhile.
+        if got > 0 {
+            return (first, events);
+        }
+    }
+}
+
+/// The process-wide phase word.
+pub(crate) fn phase() -> u64 {
+    mf_phase_get()
 }
 
 /// Sets bits of the process-wide phase word; returns the former word.

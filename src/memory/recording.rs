@@ -21,8 +21,9 @@ pub const EVENTS: usize = 1 << 17;
 /// *Cost*: 40 bytes per event, allocated once and outside the counted memory; about 0.1 µs per
 /// allocation and per free. Allocations of several threads take turns meanwhile.
 ///
-/// *Limits*: the newest events are kept; a recording that has lost its first ones has no
-/// timeline. What accelerators allocate is not recorded.
+/// *Limits*: the newest events are kept; where the first ones did not fit, the timeline begins
+/// later and says how many are missing ([`Timeline::lost`]). What accelerators allocate is not
+/// recorded.
 ///
 /// ```
 /// use memfit::memory::{Phase, Recording, Role};
@@ -77,10 +78,15 @@ impl Recording {
         self.marks.label_gradients(tensors);
     }
 
+    /// Starts, with room for so many events or for as many as another recording has made.
+    pub(crate) fn within(events: usize) -> Result<Self> {
+        Self::with_capacity(Ring::room().map_or(events, |room| room.min(events)))
+    }
+
     /// What happened so far.
     ///
     /// # Errors
-    /// [`Error::Config`] where the recording has lost its first events.
+    /// [`Error::Config`] where none of its events is left.
     pub fn timeline(&self) -> Result<Timeline> {
         self.marks.timeline()
     }
@@ -114,7 +120,7 @@ impl Marks {
     pub(crate) fn begin_after(from: u64) -> Self {
         let mut marks = Self::begin();
         let at = marks.began.next;
-        for event in ffi::read(from, at) {
+        for event in ffi::read(from, at).1 {
             match (event.word & 7, Role::of(event.word)) {
                 (0, Some(role)) => {
                     marks.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
@@ -177,16 +183,36 @@ impl Marks {
 
     pub(crate) fn timeline(&self) -> Result<Timeline> {
         let end = self.ended.unwrap_or_else(ffi::now);
-        let wanted = end.next - self.began.next;
-        let events = ffi::read(self.began.next, end.next);
-        if (events.len() as u64) < wanted {
-            let problem =
-                format!("{wanted} events happened and the first ones are lost: make room for as many");
-            return Err(Error::config("capacity", problem));
-        }
+        let (first, events) = ffi::read(self.began.next, end.next);
+        let lost = first - self.began.next;
+        let (began, labels) = match events.first() {
+            _ if lost == 0 => (self.began, self.labels.clone()),
+            Some(event) => (before(event, first), self.labels_from(first)),
+            None => {
+                let problem = format!("{lost} events happened and none is left: make room for as many");
+                return Err(Error::config("capacity", problem));
+            }
+        };
         let (events, end) = if self.until_idle { cut(&events, end) } else { (&events[..], end) };
-        Ok(replay(&self.began, &end, events, &self.labels))
+        Ok(Timeline { lost, ..replay(&began, &end, events, &labels) })
     }
+
+    /// Labels that are true of a stretch that begins later: of blocks that stay, and those said
+    /// since.
+    fn labels_from(&self, first: u64) -> Vec<Label> {
+        let stays = |role| matches!(role, Role::Parameters | Role::Buffers | Role::OptimizerState);
+        self.labels.iter().filter(|label| label.at > first || stays(label.role)).copied().collect()
+    }
+}
+
+/// The moment before an event.
+fn before(event: &Event, number: u64) -> Now {
+    let live = match event.word & 7 {
+        0 => event.live.saturating_sub(event.bytes),
+        1 => event.live + event.bytes,
+        _ => event.live,
+    };
+    Now { next: number, oldest: number, live, nanoseconds: event.nanoseconds, word: event.word }
 }
 
 /// The events up to the end of the last phase of training.
@@ -226,6 +252,12 @@ impl Ring {
         }
         *holders += 1;
         Ok(Self(()))
+    }
+
+    /// The room of the ring that is open, if one is.
+    fn room() -> Option<usize> {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        (open.0 > 0).then_some(open.1)
     }
 
     /// Number of the next event.

@@ -28,6 +28,9 @@ impl Display for Timeline {
             segment.unwrap_or_default(),
             peak.time.as_secs_f64() * 1e3
         )?;
+        if self.lost() > 0 {
+            writeln!(f, "of the newest events: {} older ones did not fit", self.lost())?;
+        }
         roles(f, &peak, &self.highest())?;
         segments(f, &peak)?;
         holders(f, &peak)?;
@@ -92,6 +95,8 @@ fn share(bytes: u64, peak: &Peak) -> String {
 /// Bytes for a person, with one digit after the point.
 pub(super) fn amount(bytes: u64) -> String {
     match bytes {
+        _ if bytes >= 10_000_000_000_000 => format!("{:.1} TB", bytes as f64 / 1e12),
+        _ if bytes >= 10_000_000_000 => format!("{:.1} GB", bytes as f64 / 1e9),
         _ if bytes >= 1_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
         _ if bytes >= 1_000 => format!("{:.1} kB", bytes as f64 / 1e3),
         _ => format!("{bytes} B"),

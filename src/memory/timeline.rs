@@ -23,6 +23,7 @@ pub struct Timeline {
     pub(super) refusals: Vec<Refusal>,
     pub(super) length: Duration,
     pub(super) peak: usize,
+    pub(super) lost: u64,
 }
 
 /// A block of memory.
@@ -163,6 +164,12 @@ impl Timeline {
         &self.refusals
     }
 
+    /// Events before its start that belong to it and are not kept: there was no room for them.
+    /// The peak is that of what is left.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// How long it is.
     pub fn length(&self) -> Duration {
         self.length
@@ -215,7 +222,7 @@ impl Timeline {
         highest
     }
 
-    fn span_at(&self, time: Duration) -> Option<&Span> {
+    pub(super) fn span_at(&self, time: Duration) -> Option<&Span> {
         let at = self.spans.partition_point(|span| span.end <= time);
         self.spans.get(at).or(self.spans.last())
     }

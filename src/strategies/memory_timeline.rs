@@ -7,7 +7,7 @@
 //! *When it acts*: around everything else. It sets no saved-tensor hook, so libtorch's version
 //! checks stay on, and it changes no value.
 //!
-//! *Limits*: a window with more events than there is room for has no timeline. Gradients that
+//! *Limits*: of a window with more events than there is room for the newest are kept. Gradients that
 //! are gone before their backward ends count as temporaries. Only the CPU's allocator is
 //! recorded: on CUDA a timeline shows the host's side.
 //!
@@ -155,7 +155,7 @@ impl Strategy for MemoryTimeline {
     }
 
     fn cost(&self, _model: &ModelSize) -> Cost {
-        let bytes = self.events as u64 * 40;
+        let bytes = (self.events as u64).saturating_mul(40);
         Cost::new("40 B × events, beside the counted memory", Some(bytes), "0.1 µs per allocation and free")
     }
 

@@ -109,7 +109,10 @@ void mf_timeline_read_now(mf_timeline_now *out) noexcept;
 // Copies up to `count` events from number `from` on and returns how many; 0 where that one is
 // not in the ring.
 size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexcept;
-// Sets the masked bits of the process-wide phase word and returns the former word.
+// The process-wide phase word.
+uint64_t mf_phase_get() noexcept;
+// Sets the masked bits of that word and returns the former word. Where the phase is among them,
+// the calling thread is from then on the one that trains.
 uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept;
 // Sets the role of what this thread allocates, 0 for none, and returns the former one.
 int mf_role_set(int role) noexcept;

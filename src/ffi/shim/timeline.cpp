@@ -1,6 +1,7 @@
 // Events of the counting allocator in a ring, and the list of blocks that are still alive.
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <new>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@ using memfit::Block;
 
 // An event's word and a block's origin: kind 0-2, phase 3-5, role 6-9, thread 10, segment
 // 16-31, step 32-63. The driver's word is the same without kind, role and thread.
+constexpr uint64_t kPhase = 0x7 << 3;
 constexpr uint64_t kRole = 0xf << 6;
 constexpr uint64_t kForeign = 1 << 10;
 enum Kind : uint64_t { kTaken = 0, kGiven = 1, kRefused = 2, kMark = 3 };
@@ -63,6 +65,8 @@ class Recorder final : public memfit::Watcher {
 
   bool open(size_t capacity) {
     if (capacity_ > 0) return true;
+    // A length beyond the address space would throw in spite of nothrow.
+    if (capacity > PTRDIFF_MAX / sizeof(mf_memory_event)) return false;
     ring_ = new (std::nothrow) mf_memory_event[capacity];
     if (ring_ == nullptr) return false;
     capacity_ = capacity;
@@ -177,8 +181,11 @@ size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexc
   return recorder().read(from, out, count);
 }
 
+uint64_t mf_phase_get() noexcept { return phase_word.load(std::memory_order_relaxed); }
+
 uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept {
-  phase_thread.store(&here, std::memory_order_relaxed);
+  // Who only names a segment does not become the thread that trains.
+  if (mask & kPhase) phase_thread.store(&here, std::memory_order_relaxed);
   uint64_t former = phase_word.load(std::memory_order_relaxed);
   while (!phase_word.compare_exchange_weak(former, (former & ~mask) | (value & mask))) {
   }
