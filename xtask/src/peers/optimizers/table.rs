@@ -36,7 +36,7 @@ fn cells(row: &Row, first: Option<&Row>, weights: f64) -> String {
     let least = row.losses.iter().copied().fold(f64::INFINITY, f64::min);
     let most = row.losses.iter().copied().fold(0.0, f64::max);
     format!(
-        "| {} | {} | {} | {} | {} | {:.0e} | {:.4} ({least:.4}–{most:.4}) | {:.4} |\n",
+        "| {} | {} | {} | {} | {} | {:e} | {:.4} ({least:.4}–{most:.4}) | {:.4} |\n",
         row.optimizer.words,
         bytes(row.memfit.peak),
         row.pytorch.as_ref().map_or("none".to_owned(), |side| bytes(side.peak)),
