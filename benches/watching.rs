@@ -100,10 +100,7 @@ fn main() {
             ratios.sort_by(f64::total_cmp);
             let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
             let median = ratios[ratios.len() / 2];
-            println!(
-                "{}, {name}: {median:.3} ({least:.2}–{most:.2}) of the time without",
-                subject.name
-            );
+            println!("{}, {name}: {median:.3} ({least:.2}–{most:.2}) of the time without", subject.name);
         }
     }
     println!("median of {turns} turns, with their range");

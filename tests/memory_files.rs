@@ -129,8 +129,12 @@ fn refused_requests_have_a_line_in_the_table_and_a_mark_in_the_trace() {
     assert_eq!(refused[8], support::live().to_string());
     assert_eq!(refused.len(), records[0].len());
     let trace: Value = serde_json::from_str(&timeline.trace()).unwrap();
-    let marks = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "out of memory");
-    assert_eq!(marks.map(|event| event["args"]["bytes asked for"].as_u64()).collect::<Vec<_>>(), [Some(4000)]);
+    let marks =
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "out of memory");
+    assert_eq!(
+        marks.map(|event| event["args"]["bytes asked for"].as_u64()).collect::<Vec<_>>(),
+        [Some(4000)]
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use memfit::optim::{AdamW, AdamWConfig};
 use memfit::step::{NextUpdate, UpdatePhase, Verdict};
 use memfit::strategies::{Budget, MicroBatcher};
 use memfit::tch::{Device, Kind, Tensor, nn};
-use memfit::{Loss, Place, Result, Split, Stack, StepOutcome, Strategy};
+use memfit::{Loss, Place, Relation, Result, Split, Stack, StepOutcome, Strategy};
 use support::serial;
 
 /// Copies the gradients of an update to memory that libtorch does not count.
@@ -21,6 +21,10 @@ struct Gradients(Arc<Mutex<Vec<Vec<f32>>>>);
 impl Strategy for Gradients {
     fn place(&self) -> Place {
         Place::Watch
+    }
+
+    fn relation(&self, _other: &dyn Strategy) -> Relation {
+        Relation::Before
     }
 
     fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {

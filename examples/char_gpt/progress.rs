@@ -42,7 +42,20 @@ impl Progress {
         let now = Instant::now();
         let (tokens, rows, peak, skipped) = (0.0, None, 0, 0);
         let shown = now.checked_sub(PAUSE).unwrap_or(now);
-        Self { bar, terminal, start: now, shown, steps, from, done: from, losses, tokens, rows, peak, skipped }
+        Self {
+            bar,
+            terminal,
+            start: now,
+            shown,
+            steps,
+            from,
+            done: from,
+            losses,
+            tokens,
+            rows,
+            peak,
+            skipped,
+        }
     }
 
     /// Counts one step and shows it.

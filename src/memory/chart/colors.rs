@@ -54,8 +54,7 @@ mod tests {
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
     ];
-    const XYZ: [[f64; 3]; 3] =
-        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
+    const XYZ: [[f64; 3]; 3] = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
 
     fn linear(color: Color) -> Linear {
         color.map(|part| {
@@ -80,7 +79,8 @@ mod tests {
 
     /// The least distance of two colours to any of the eyes; about 2 can just be told apart.
     fn distance(a: Color, b: Color) -> f64 {
-        let seen = |sight, color| lab(times(sight, linear(color)).map(|part| part.clamp(0.0, 1.0)));
+        let seen =
+            |sight: &[[f64; 3]; 3], color| lab(times(sight, linear(color)).map(|part| part.clamp(0.0, 1.0)));
         let apart = |sight: &[[f64; 3]; 3]| {
             let squares = seen(sight, a).into_iter().zip(seen(sight, b)).map(|(a, b)| (a - b) * (a - b));
             squares.sum::<f64>().sqrt()

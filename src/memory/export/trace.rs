@@ -77,7 +77,8 @@ fn named(what: &str, thread: u32, name: &str) -> Value {
 
 /// Written at once: there are as many as events, and names of roles need no escapes.
 fn counter(out: &mut String, moment: &Moment, roles: &[Role]) {
-    let _ = write!(out, "{{\"name\":\"live bytes\",\"ph\":\"C\",\"pid\":1,\"ts\":{},\"args\":{{", micros(moment.time));
+    let time = micros(moment.time);
+    let _ = write!(out, "{{\"name\":\"live bytes\",\"ph\":\"C\",\"pid\":1,\"ts\":{time:.3},\"args\":{{");
     for (index, role) in roles.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
         let _ = write!(out, "{comma}\"{}\":{}", role.name(), moment.roles[*role]);
