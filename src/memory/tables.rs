@@ -1,7 +1,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::role::RoleBytes;
-use super::timeline::{Peak, Timeline};
+use super::timeline::{OLDER, Peak, Timeline};
 
 /// Lines of a table whose end says how many were left out.
 const LINES: usize = 8;
@@ -56,7 +56,7 @@ fn roles(f: &mut Formatter<'_>, peak: &Peak, highest: &RoleBytes) -> fmt::Result
 /// Nothing where nobody named a segment.
 fn segments(f: &mut Formatter<'_>, peak: &Peak) -> fmt::Result {
     let segments = peak.segments();
-    if segments.iter().all(|(segment, _)| segment.is_none()) {
+    if segments.iter().all(|(segment, _)| segment.as_deref().is_none_or(|name| name == OLDER)) {
         return Ok(());
     }
     writeln!(f, "{:<18}{:>14}{:>9}", "segment", "at the peak", "share")?;
