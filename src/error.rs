@@ -30,7 +30,7 @@ pub enum Error {
         device: Device,
     },
     /// Memory ran out where no smaller micro-batch is left: one row does not fit.
-    #[error("{source}; one row does not fit{advice}")]
+    #[error("one row does not fit{}{advice}", refused(source))]
     DoesNotFit {
         /// What held the memory, and what would free some.
         advice: Box<crate::memory::Advice>,
@@ -291,6 +291,16 @@ fn modified(text: &str) -> Option<Error> {
         expected: number("expected version ")?,
         found: number("is at version ")?,
     })
+}
+
+/// The figures of a refusal, without what to do against any: its advice knows better.
+fn refused(source: &Error) -> String {
+    match source {
+        Error::OutOfMemory { requested, live, limit, device } => {
+            format!(" on {device:?}{}", room(*requested, *live, *limit))
+        }
+        other => format!(": {other}"),
+    }
 }
 
 fn room(requested: Option<u64>, live: Option<u64>, limit: Option<u64>) -> String {

@@ -26,6 +26,9 @@ struct RawCounted {
     bad_at: i64,
     bad_label: i64,
     bad_weight: f64,
+    most_token: f64,
+    most_hidden: f64,
+    most_weight: f64,
 }
 
 #[repr(C)]
@@ -34,13 +37,15 @@ struct RawOptions {
     smoothing: f64,
     z: f64,
     norm: f64,
+    scale: f64,
+    rows_scale: f64,
     rows: i64,
     dtype: c_int,
     by_operators: c_int,
 }
 
 unsafe extern "C" {
-    fn mf_count_tokens(head: *const RawHead, ignored: i64, out: *mut RawCounted) -> c_int;
+    fn mf_count_tokens(head: *const RawHead, ignored: i64, sizes: c_int, out: *mut RawCounted) -> c_int;
     fn mf_linear_cross_entropy(
         head: *const RawHead,
         options: *const RawOptions,
@@ -95,6 +100,10 @@ pub(crate) struct Options {
     pub(crate) z: f64,
     /// What the sum over tokens is multiplied by.
     pub(crate) norm: f64,
+    /// What logits' gradients are multiplied by at first; backward makes `norm` of it.
+    pub(crate) scale: f64,
+    /// What hidden is multiplied by for the weight's gradient; backward undoes it.
+    pub(crate) rows_scale: f64,
     /// Rows of one chunk, at least 1.
     pub(crate) rows: i64,
     /// The dtype of the matrix products.
@@ -110,6 +119,8 @@ impl Options {
             smoothing: self.smoothing,
             z: self.z,
             norm: self.norm,
+            scale: self.scale,
+            rows_scale: self.rows_scale,
             rows: self.rows,
             dtype: number(self.kind),
             by_operators: c_int::from(self.by_operators),
@@ -132,6 +143,11 @@ fn number(kind: Kind) -> c_int {
 pub(crate) struct Counted {
     pub(crate) weight: f64,
     pub(crate) tokens: u64,
+    /// The largest weight of a token that counts; 1 without weights.
+    pub(crate) most_token: f64,
+    /// The largest magnitudes of hidden and weight, where they were asked for, else 0.
+    pub(crate) most_hidden: f64,
+    pub(crate) most_weight: f64,
     pub(crate) bad: Option<Bad>,
 }
 
@@ -143,15 +159,18 @@ pub(crate) struct Bad {
     pub(crate) weight: f64,
 }
 
-/// Counts and checks before anything is computed.
-pub(crate) fn count(head: &Head<'_>, ignored: i64) -> Result<Counted> {
+/// Counts and checks before anything is computed; looks at magnitudes where `sizes` asks for it.
+pub(crate) fn count(head: &Head<'_>, ignored: i64, sizes: bool) -> Result<Counted> {
     let mut raw = RawCounted::default();
     // SAFETY: the handles are borrowed for the call, `raw` is writable.
-    check(unsafe { mf_count_tokens(&head.raw(), ignored, &mut raw) })?;
+    check(unsafe { mf_count_tokens(&head.raw(), ignored, c_int::from(sizes), &mut raw) })?;
     let bad = Bad { at: raw.bad_at, label: raw.bad_label, weight: raw.bad_weight };
     Ok(Counted {
         weight: raw.weight,
         tokens: raw.tokens.unsigned_abs(),
+        most_token: raw.most_token,
+        most_hidden: raw.most_hidden,
+        most_weight: raw.most_weight,
         bad: (raw.bad_at >= 0).then_some(bad),
     })
 }
@@ -183,7 +202,13 @@ mod tests {
     #[test]
     fn operators_and_rows_agree() -> Result<()> {
         let leaf = |size: &[i64], kind| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind);
-        for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 1e-5), (Kind::BFloat16, 2e-2)] {
+        let kinds = [
+            (Kind::Double, 1e-12, (0.1, 1.0)),
+            (Kind::Float, 1e-5, (0.1, 1.0)),
+            (Kind::BFloat16, 2e-2, (0.1, 1.0)),
+            (Kind::Half, 3e-3, (64.0, 0.0625)),
+        ];
+        for (kind, tolerance, (scale, rows_scale)) in kinds {
             let (hidden, weight) = (leaf(&[21, 8], kind), leaf(&[37, 8], kind));
             let (bias, weights) = (leaf(&[37], kind), leaf(&[21], kind).abs());
             let labels = Tensor::randint(37, [21], (Kind::Int64, Device::Cpu));
@@ -198,6 +223,8 @@ mod tests {
                 smoothing: 0.1,
                 z: 0.01,
                 norm: 0.1,
+                scale,
+                rows_scale,
                 rows: 5,
                 kind,
                 by_operators: false,

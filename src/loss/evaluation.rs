@@ -71,8 +71,8 @@ impl LinearCrossEntropy {
     /// As [`LinearCrossEntropy::loss`].
     pub fn evaluate(&self, inputs: &Inputs<'_>) -> Result<Evaluation> {
         let kind = inputs.check()?;
-        let counted = inputs.count(self.config().ignore_index)?;
-        let options = Options { smoothing: 0.0, z: 0.0, ..self.options(inputs, kind, counted.weight) };
+        let counted = inputs.count(self.config().ignore_index, false)?;
+        let options = Options { smoothing: 0.0, z: 0.0, ..self.options(inputs, kind, &counted) };
         let (sum, correct) = ffi::loss::evaluate(inputs.head(), &options)?;
         Ok(Evaluation { sum, weight: counted.weight, tokens: counted.tokens, correct })
     }

@@ -115,9 +115,10 @@ impl<'a> Inputs<'a> {
         Ok(kind)
     }
 
-    /// Counts the tokens that count and refuses targets and weights out of range.
-    pub(super) fn count(&self, ignored: i64) -> Result<Counted> {
-        let counted = ffi::loss::count(&self.head, ignored)?;
+    /// Counts the tokens that count and refuses targets and weights out of range; looks at
+    /// magnitudes where `sizes` asks for it.
+    pub(super) fn count(&self, ignored: i64, sizes: bool) -> Result<Counted> {
+        let counted = ffi::loss::count(&self.head, ignored, sizes)?;
         let Some(Bad { at, label, weight }) = counted.bad else { return Ok(counted) };
         let classes = self.classes();
         if (0..classes).contains(&label) {

@@ -1,9 +1,10 @@
 use tch::{Device, Kind, Tensor};
 
 use super::Inputs;
+use super::range::Scales;
 use crate::error::{Error, Result};
 use crate::ffi;
-use crate::ffi::loss::Options;
+use crate::ffi::loss::{Counted, Options};
 use crate::step::Loss;
 
 /// How the losses of tokens become one number.
@@ -144,8 +145,8 @@ impl LinearCrossEntropy {
     /// backward that creates a graph fails with [`Error::Unsupported`].
     pub fn loss(&self, inputs: &Inputs<'_>) -> Result<TokenLoss> {
         let kind = inputs.check()?;
-        let counted = inputs.count(self.config.ignore_index)?;
-        let options = self.options(inputs, kind, counted.weight);
+        let counted = inputs.count(self.config.ignore_index, kind == Kind::Half)?;
+        let options = self.options(inputs, kind, &counted);
         let loss = ffi::loss::linear_cross_entropy(inputs.head(), &options)?;
         let reduction = self.config.reduction;
         Ok(TokenLoss { loss, weight: counted.weight, tokens: counted.tokens, reduction })
@@ -166,16 +167,24 @@ impl LinearCrossEntropy {
         (self.config.chunk_bytes / row_bytes.max(1)).max(1)
     }
 
-    pub(super) fn options(&self, inputs: &Inputs<'_>, kind: Kind, weight: f64) -> Options {
+    pub(super) fn options(&self, inputs: &Inputs<'_>, kind: Kind, counted: &Counted) -> Options {
         let classes = inputs.classes().unsigned_abs();
         let rows = self.most_rows(classes * bytes_of_logit(kind, inputs.head().hidden.device()));
-        let mean = self.config.reduction == Reduction::Mean && weight > 0.0;
+        let rows = i64::try_from(rows).unwrap_or(i64::MAX).min(inputs.tokens().max(1));
+        let mean = self.config.reduction == Reduction::Mean && counted.weight > 0.0;
+        let norm = if mean { 1.0 / counted.weight } else { 1.0 };
+        let scales = match kind {
+            Kind::Half => Scales::of_half(counted, self.config.z_loss, classes as f64, rows as f64),
+            _ => Scales::of_wide(norm),
+        };
         Options {
             ignored: self.config.ignore_index,
             smoothing: self.config.label_smoothing,
             z: self.config.z_loss,
-            norm: if mean { 1.0 / weight } else { 1.0 },
-            rows: i64::try_from(rows).unwrap_or(i64::MAX).min(inputs.tokens().max(1)),
+            norm,
+            scale: scales.gradient,
+            rows_scale: scales.rows,
+            rows,
             kind,
             by_operators: false,
         }

@@ -10,10 +10,13 @@
 //! of hidden, weight and bias, which forward makes and backward hands on: as large as those of
 //! the plain form's backward, in fp32 for half-precision weights. `docs/memory-model.md` has the
 //! formula to the byte. The same three matrix products as the plain form, no pass more; under
-//! no-grad one product. On an accelerator one readback, of the count of tokens.
+//! no-grad one product. On an accelerator one readback, of the count of tokens. In fp16 one look
+//! at the largest magnitudes of hidden and weight.
 //!
 //! *When it acts*: where it is called. Under autocast the products are in its dtype and the
-//! softmax in fp32, as in the plain form.
+//! softmax in fp32, as in the plain form. Products in fp16 run between two scales, powers of two
+//! that fit the tensors, so that no sum in them overflows before a loss scale can act; backward
+//! undoes them in fp32.
 //!
 //! *Limits*: no second derivative ([`Error::Unsupported`](crate::Error::Unsupported)). Half-precision rows are rounded
 //! once per product, so they differ from the plain form by that dtype's rounding. Inside a
@@ -41,6 +44,7 @@
 mod evaluation;
 mod inputs;
 mod linear_cross_entropy;
+mod range;
 
 pub use evaluation::{Evaluation, evaluate_cross_entropy};
 pub use inputs::Inputs;

@@ -40,8 +40,9 @@ pub struct Where {
 pub struct Help {
     /// The line of code.
     pub line: String,
-    /// Bytes that it frees at most, of those that were live at the peak.
-    pub bytes: u64,
+    /// Bytes that it frees at most, of those that were live at the peak; `None` where they were
+    /// not seen.
+    pub bytes: Option<u64>,
 }
 
 impl Advice {
@@ -56,16 +57,20 @@ impl Advice {
         Self { peak: peak.map(place), holders: holders.unwrap_or_default(), missing, helps }
     }
 
-    /// What to add next: the cheapest that frees what is missing, or the one that frees most.
+    /// What to add next: the cheapest that is known to free what is missing; else the first of
+    /// which nobody knows how much it frees, since that may be enough; else the one that frees
+    /// most.
     pub fn next(&self) -> Option<&Help> {
-        let enough = |help: &&Help| self.missing.is_some_and(|missing| help.bytes >= missing);
+        let enough =
+            |help: &&Help| help.bytes.zip(self.missing).is_some_and(|(bytes, missing)| bytes >= missing);
+        let unknown = || self.helps.iter().find(|help| help.bytes.is_none());
         let most = || self.helps.iter().rev().max_by_key(|help| help.bytes);
-        self.helps.iter().find(enough).or_else(most)
+        self.helps.iter().find(enough).or_else(unknown).or_else(most)
     }
 }
 
 impl Help {
-    pub(crate) fn new(line: impl Into<String>, bytes: u64) -> Self {
+    pub(crate) fn new(line: impl Into<String>, bytes: Option<u64>) -> Self {
         Self { line: line.into(), bytes }
     }
 }
@@ -89,17 +94,50 @@ impl Display for Advice {
             write!(f, "\nwould free at most:")?;
         }
         for help in &self.helps {
-            write!(f, "\n  {:>12} {}", mebibytes(help.bytes), help.line)?;
+            let bytes = help.bytes.map_or_else(|| "unknown".to_owned(), mebibytes);
+            write!(f, "\n  {bytes:>12} {}", help.line)?;
         }
+        let smaller = "use a smaller model or raise the limit";
         match self.next() {
             Some(help) => write!(f, "\nadd next: {}", help.line),
-            None => {
-                write!(f, "\nnothing in the crate frees any of it: use a smaller model or raise the limit")
-            }
+            None if self.peak.is_none() => write!(f, "\nwhat held the memory was not seen: {smaller}"),
+            None => write!(f, "\nnothing in the crate frees any of it: {smaller}"),
         }
     }
 }
 
 fn mebibytes(bytes: u64) -> String {
     format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(missing: Option<u64>, helps: &[(&str, Option<u64>)]) -> Advice {
+        let helps = helps.iter().map(|(line, bytes)| Help::new(*line, *bytes)).collect();
+        Advice::new(None, missing, helps)
+    }
+
+    #[test]
+    fn next_is_the_cheapest_that_is_enough_then_what_may_be_then_the_most() {
+        let next = |missing, helps: &[_]| advice(missing, helps).next().map(|help| help.line.clone());
+        let known = [("a", Some(4)), ("b", Some(10)), ("c", Some(10)), ("d", Some(20))];
+        assert_eq!(next(Some(10), &known).as_deref(), Some("b"));
+        assert_eq!(next(Some(30), &known).as_deref(), Some("d"));
+        assert_eq!(next(None, &known).as_deref(), Some("d"));
+        let mixed = [("a", Some(4)), ("u", None), ("d", Some(20)), ("v", None)];
+        assert_eq!(next(Some(20), &mixed).as_deref(), Some("d"));
+        assert_eq!(next(Some(21), &mixed).as_deref(), Some("u"));
+        assert_eq!(next(None, &mixed).as_deref(), Some("u"));
+        assert_eq!(next(Some(1), &[]), None);
+    }
+
+    #[test]
+    fn what_was_not_seen_is_unknown_and_not_nothing() {
+        let text = advice(None, &[("a line", None)]).to_string();
+        assert!(text.contains("unknown a line") && text.ends_with("add next: a line"), "{text}");
+        let text = advice(None, &[]).to_string();
+        assert!(text.contains("was not seen") && !text.contains("nothing in the crate"), "{text}");
+    }
 }

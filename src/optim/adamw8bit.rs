@@ -46,6 +46,11 @@ use crate::state::{Named, StateVisitor};
 /// Parameters with fewer elements keep fp32 moments.
 const LEAST: usize = 4096;
 
+/// Bytes of the state of one parameter with so many elements.
+pub(crate) fn state_bytes_of(elements: u64) -> u64 {
+    if elements < LEAST as u64 { 8 * elements } else { 2 * (elements + 4 * elements.div_ceil(BLOCK as u64)) }
+}
+
 /// Settings of [`AdamW8bit`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::optim::{Optimizer, Parameters};
 use crate::state::Named;
-use crate::step::{Conflict, Gradients, Measure, Position, Relation, Strategy, WindowRule};
+use crate::step::{Conflict, Position, Relation, Strategy, WindowRule, needs_gradients};
 
 /// Collects strategies for a [`Stack`].
 #[must_use = "a stack is made by build()"]
@@ -148,25 +148,6 @@ fn refuse_conflicts(strategies: &[Box<dyn Strategy>], optimizer: &dyn Optimizer)
         }
     }
     Ok(())
-}
-
-/// Why a strategy cannot work where parameters move in backward, if so.
-fn needs_gradients(strategy: &dyn Strategy) -> Option<Conflict> {
-    let why = if strategy.measures() != Measure::Nothing {
-        "it measures all gradients before the first parameter moves, and parameters move while others' \
-         gradients are not there yet"
-    } else if strategy.gradients() != Gradients::InPlace {
-        "it needs gradients after backward, and they are gone by then"
-    } else if strategy.retries() {
-        "a window in which parameters moved cannot run again"
-    } else {
-        return None;
-    };
-    Some(Conflict::new(
-        why,
-        "leave one of them out: an optimizer that updates after backward works beside it, with its state offloaded \
-         where memory is short",
-    ))
 }
 
 /// Sorts by place and, at one place, by what the strategies say of each other.

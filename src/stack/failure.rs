@@ -3,7 +3,7 @@
 use super::window::Failed;
 use super::{Health, Stack};
 use crate::error::{Error, Result};
-use crate::step::{Failure, Recovery, Scene, Split};
+use crate::step::{Failure, Recovery, Scene, Split, Strategy};
 
 impl Stack {
     /// Puts back what a failed micro-batch of `step` or `step_with` changed.
@@ -60,27 +60,40 @@ impl Stack {
             return error;
         }
         let names: Vec<String> = self.strategies.iter().map(|strategy| strategy.name()).collect();
-        let mut scene = Scene {
-            optimizer: self.optimizer.as_mut(),
-            parameters: &self.model.parameters,
-            buffers: &self.model.buffers,
-            strategies: &names,
-        };
-        self.strategies.iter_mut().fold(error, |error, strategy| strategy.explain(error, &mut scene))
+        let mut told = error;
+        for index in 0..self.strategies.len() {
+            let (before, rest) = self.strategies.split_at_mut(index);
+            let Some((one, after)) = rest.split_first_mut() else { break };
+            let beside: Vec<&dyn Strategy> = before.iter().chain(&*after).map(AsRef::as_ref).collect();
+            let mut scene = Scene {
+                optimizer: self.optimizer.as_mut(),
+                parameters: &self.model.parameters,
+                buffers: &self.model.buffers,
+                strategies: &names,
+                beside: &beside,
+            };
+            told = one.explain(told, &mut scene);
+        }
+        told
     }
 
     pub(super) fn back_to_window_start(&mut self) -> Result<()> {
-        self.open = None;
         self.clock.broke(0);
-        self.zero_grad();
+        self.drop_window();
         self.window_start.go_back(&self.model.buffers)
+    }
+
+    /// Frees what the open window holds.
+    pub(super) fn drop_window(&mut self) {
+        self.open = None;
+        self.zero_grad();
+        self.strategies.iter_mut().for_each(|strategy| strategy.window_dropped());
     }
 
     /// Drops a window in which parameters or their state changed: there is no way back.
     pub(super) fn abandon(&mut self, error: Error) -> Error {
-        self.open = None;
         self.clock.broke(0);
-        self.zero_grad();
+        self.drop_window();
         self.poison(error)
     }
 

@@ -8,7 +8,8 @@ use crate::strategies::{Found, Search};
 impl Stack {
     /// Finds the largest micro-batch, or the longest sequence, that trains within memory: each
     /// size runs forward and backward without an update, and once more on top of the first
-    /// one's gradients where windows have several micro-batches.
+    /// one's gradients where windows have several micro-batches, or where a strategy splits
+    /// batches into some.
     ///
     /// Parameters, optimizer and strategies' state do not change; buffers and generators are
     /// put back, gradients of a skipped step are dropped, as a window's start would.
@@ -43,7 +44,8 @@ impl Stack {
     }
 
     fn try_out(&mut self, size: i64, loss_of: &mut impl FnMut(i64) -> Result<Loss>) -> Result<()> {
-        let several = self.rule() != crate::step::WindowRule::Micros(1);
+        let splits = self.strategies.iter().any(|strategy| strategy.retries());
+        let several = splits || self.rule() != crate::step::WindowRule::Micros(1);
         for index in 0..=usize::from(several) {
             let micro = MicroBatch {
                 index,

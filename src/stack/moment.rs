@@ -135,6 +135,7 @@ impl Stack {
             resumed = Some((open.done(), open.counted));
             self.open = Some(open);
         } else {
+            self.drop_window();
             self.rule();
         }
         self.clock.resume(resumed);

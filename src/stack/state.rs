@@ -5,7 +5,7 @@ use super::{Health, Stack};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{self, Named, Sink, Source, State, StateVisitor};
-use crate::step::is_inside;
+use crate::step::{Place, is_inside};
 
 impl Stack {
     /// The whole training state, copied: parameters, buffers, optimizer, strategies, position,
@@ -163,7 +163,11 @@ impl Stack {
         for strategy in &mut self.strategies {
             let place = strategy.place();
             let alone = places.iter().filter(|other| **other == place).count() == 1;
-            let mut under = format!("{place:?}").to_lowercase();
+            let mut under = match place {
+                // `window` is the open window.
+                Place::Window => "splitting".to_owned(),
+                place => format!("{place:?}").to_lowercase(),
+            };
             if !alone {
                 under = format!("{under}.{}", strategy.name());
             }

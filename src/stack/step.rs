@@ -57,12 +57,17 @@ impl Stack {
 
     /// Trains on a whole batch as one window, split into micro-batches as the strategies say.
     ///
+    /// `loss_of` runs once per micro-batch, and again for rows it has seen where a strategy runs
+    /// the window again. Where a batch is split, or may be, its losses need a weight:
+    /// [`Loss::mean`] or [`Loss::sum`].
+    ///
     /// The result equals the whole batch's only where no operator mixes rows or draws random
     /// numbers; a BatchNorm that moves is warned of once.
     ///
     /// # Errors
-    /// An open window; an empty batch; those of [`Stack::step`], with everything as before
-    /// the call.
+    /// An open window; an empty batch; [`Error::CallOrder`] for strategies that run a window again
+    /// without end; those of [`Stack::step`], with everything as before the call, but after a
+    /// failed update gradients stay for a look until the next window begins.
     pub fn step_batch<B: Batch>(
         &mut self,
         batch: &B,
@@ -78,6 +83,9 @@ impl Stack {
             let split = self.split(rows, retries);
             match self.run_split(batch, split, &mut loss_of) {
                 Ok(outcome) => return Ok(outcome),
+                Err((error, Recovery::Retry)) if retries as i64 > rows.saturating_add(8) => {
+                    return Err(self.explained(endless(retries, &error)));
+                }
                 Err((error, Recovery::Retry)) => tracing::debug!(%error, "running the window again"),
                 Err((error, _)) => return Err(self.explained(error)),
             }
@@ -197,5 +205,14 @@ impl Stack {
                 "batch_norm moved buffer `{buffer}` in a micro-batch: its statistics are those of micro-batches, so the split window differs from the whole batch"
             );
         }
+    }
+}
+
+/// Each retry may take a row off; a few more are for a second look.
+fn endless(retries: usize, error: &Error) -> Error {
+    Error::CallOrder {
+        call: "Strategy::recover",
+        state: format!("with Recovery::Retry after {retries} retries of one batch, the last after: {error}"),
+        remedy: "take a smaller split each time, and return Recovery::Window where there is none",
     }
 }

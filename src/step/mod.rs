@@ -3,6 +3,7 @@
 
 mod batch;
 mod exactness;
+mod final_gradients;
 mod inside;
 mod loss;
 mod outcome;
@@ -14,6 +15,7 @@ mod window;
 
 pub use batch::Batch;
 pub use exactness::Exactness;
+pub(crate) use final_gradients::needs_gradients;
 pub(crate) use inside::{InsideStep, is_inside, unwind};
 pub use loss::Loss;
 pub use outcome::{SkipReason, Split, StepOutcome};

@@ -103,6 +103,11 @@ pub trait Strategy: Debug + Any + Send {
         Recovery::Window
     }
 
+    /// Called where an open window is dropped: after a failure that goes back to its start, by
+    /// `discard`, by a load, and after each try of `find_max_batch`. Gradients, graph and losses
+    /// are gone by then; frees what else it has kept for that window.
+    fn window_dropped(&mut self) {}
+
     /// Has the last word on a failure of `step_batch` that nobody retries: an error that tells
     /// more than the one given. Everything is put back by then.
     fn explain(&mut self, error: Error, scene: &mut Scene<'_>) -> Error {
@@ -275,6 +280,8 @@ pub struct Scene<'a> {
     pub buffers: &'a [Named],
     /// Names of the stack's strategies.
     pub strategies: &'a [String],
+    /// The strategies beside the one that is asked.
+    pub beside: &'a [&'a dyn Strategy],
 }
 
 /// What to do after a failure.

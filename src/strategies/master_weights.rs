@@ -152,6 +152,10 @@ impl Strategy for MasterWeights {
         Recovery::Window
     }
 
+    fn window_dropped(&mut self) {
+        self.drop_sums();
+    }
+
     fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {
         let verdict = next(phase)?;
         if verdict == Verdict::Stepped {

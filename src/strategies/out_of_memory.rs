@@ -7,15 +7,19 @@
 //! ⌈n/m⌉ micro-batches that are as equal as whole rows allow, m being the most rows that are
 //! believed to fit: all of them at first. When memory runs out in forward or backward, the
 //! window begins again (buffers and generators as at its start, no gradients), caches are given
-//! back, and m becomes half of what failed or, with [`MicroBatcher::fine`], the next smaller
-//! ⌈n/k⌉. Then m is doubled (or becomes the next larger ⌈n/k⌉) when the last [`patience`]
-//! windows were clean and the figures have room: live bytes, plus what the window took more,
-//! times the growth, within the limit. Where a failed size is to be tried again and no more
-//! room has come since, patience doubles with each failure.
+//! back, and m becomes the largest size that ran before or half of what failed; with
+//! [`MicroBatcher::fine`] the next smaller ⌈n/k⌉. Then m is doubled (or becomes the next larger
+//! ⌈n/k⌉, at most the batch) when [`patience`] windows were clean that were split and whose figures
+//! had room: live bytes, what stays from one micro-batch to the next (gradients), and what comes
+//! and goes, times the growth, within the limit. Where a failed size is to be tried again and no
+//! more room has come since (what was missing, an eighth at least), patience doubles with each
+//! failure. A batch that is shorter than others takes nothing back that these have taught.
 //!
 //! *Limits*: [`Stack::step`](crate::Stack::step) and `step_with` have no way back to a window's
 //! start, so there it does nothing. Operators that mix rows or draw random numbers see
-//! micro-batches. A failure in the update is returned: a smaller micro-batch cannot help there.
+//! micro-batches. The closure runs again when its window does, for rows that it has seen, so what
+//! else it counts or collects it counts twice; and what it returns must have a weight
+//! ([`Loss::mean`](crate::Loss::mean)), since any batch may be split. A failure in the update is returned: a smaller micro-batch cannot help there.
 //! When one row does not fit, it runs once more under a
 //! [`Recording`](crate::memory::Recording), and the error is
 //! [`Error::DoesNotFit`] with what was seen.
@@ -41,6 +45,7 @@
 //! ```
 
 mod explain;
+mod helps;
 mod size;
 
 use tch::Device;
@@ -53,14 +58,18 @@ use crate::step::{
     Strategy, UpdatePhase, Verdict,
 };
 
-use explain::Stuck;
-use size::{Figures, Size, Steps};
+use explain::{Stuck, missing};
+use size::{Figures, Size, Steps, Taken};
 
 /// Splits whole batches into the largest micro-batches that fit. See the [module](self).
 #[derive(Debug)]
 pub struct MicroBatcher {
     size: Size,
     device: Device,
+    /// The rows that [`MicroBatcher::start`] was told.
+    start: Option<i64>,
+    /// Whether memory ran out in the window that is being dropped.
+    short: bool,
     /// The window that runs, if `step_batch` split it.
     now: Option<Now>,
     /// What is known of a single row that failed.
@@ -71,14 +80,29 @@ pub struct MicroBatcher {
 struct Now {
     batch: i64,
     rows: i64,
+    watched: Option<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
     /// Live bytes at its start, and the highest since.
-    watched: Option<(u64, PeakScope)>,
+    live: u64,
+    peak: PeakScope,
+    /// Live bytes over those at its start when the last micro-batch began.
+    stays: u64,
 }
 
 impl MicroBatcher {
     /// Begins with whole batches and halves micro-batches that fail.
     pub fn new() -> Self {
-        Self { size: Size::new(Steps::Halves), device: Device::Cpu, now: None, stuck: None }
+        Self {
+            size: Size::new(Steps::Halves),
+            device: Device::Cpu,
+            start: None,
+            short: false,
+            now: None,
+            stuck: None,
+        }
     }
 
     /// Takes the next smaller ⌈n/k⌉ rows instead of the half: larger micro-batches, found with
@@ -88,8 +112,9 @@ impl MicroBatcher {
         self
     }
 
-    /// Begins with so many rows per micro-batch instead of all.
+    /// Begins with so many rows per micro-batch instead of all; `build()` refuses less than 1.
     pub fn start(mut self, rows: i64) -> Self {
+        self.start = Some(rows);
         self.size.most = u64::try_from(rows).unwrap_or_default();
         self
     }
@@ -101,9 +126,9 @@ impl MicroBatcher {
         self
     }
 
-    /// The most rows that are believed to fit; `None` as long as whole batches do.
+    /// The most rows that are believed to fit; `None` where the largest batch so far does.
     pub fn rows(&self) -> Option<i64> {
-        (self.size.most > 0).then(|| i64::try_from(self.size.most).unwrap_or(i64::MAX))
+        self.size.rows().map(|rows| i64::try_from(rows).unwrap_or(i64::MAX))
     }
 
     fn figures(&self, live: u64) -> Option<Figures> {
@@ -117,13 +142,11 @@ impl MicroBatcher {
     /// Takes a smaller size, or says that there is none.
     fn shrink(&mut self, failure: &Failure<'_>) -> Recovery {
         let Some(split) = failure.split else { return Recovery::Window };
+        self.short = true;
         let watched = self.now.take().and_then(|now| now.watched);
         if split.rows > 1 {
-            let room = watched.and_then(|(live, _)| self.figures(live)).map(|figures| figures.room());
-            self.size.failed(split.batch, split.rows, room);
-            if let Err(error) = memory::release_caches(self.device) {
-                tracing::debug!(%error, "caches were not given back");
-            }
+            let room = watched.and_then(|watched| self.figures(watched.live)).map(Figures::room);
+            self.size.failed(split.batch, split.rows, room, missing(failure.error));
             return Recovery::Retry;
         }
         match &mut self.stuck {
@@ -175,7 +198,12 @@ impl Strategy for MicroBatcher {
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
         self.device = preparation.device;
-        Ok(())
+        match self.start {
+            Some(rows) if rows < 1 => {
+                Err(Error::config("MicroBatcher::start", format!("at least 1 row, not {rows}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn split(&mut self, rows: i64) -> Option<i64> {
@@ -197,6 +225,15 @@ impl Strategy for MicroBatcher {
         Recovery::Window
     }
 
+    /// Gradients and graph are gone by now, so what they held is in the caches.
+    fn window_dropped(&mut self) {
+        if std::mem::take(&mut self.short)
+            && let Err(error) = memory::release_caches(self.device)
+        {
+            tracing::debug!(%error, "caches were not given back");
+        }
+    }
+
     fn explain(&mut self, error: Error, scene: &mut Scene<'_>) -> Error {
         self.now = None;
         match self.stuck.take() {
@@ -206,11 +243,12 @@ impl Strategy for MicroBatcher {
     }
 
     fn forward(&mut self, mode: &mut Mode, next: NextForward<'_>) -> Result<()> {
-        if let (Mode::Train(micro), Some(now)) = (&*mode, &mut self.now)
-            && micro.first()
-        {
+        if let (Mode::Train(micro), Some(now)) = (&*mode, &mut self.now) {
             let live = memory::stats(self.device)?.current;
-            now.watched = Some((live, PeakScope::new(self.device)?));
+            match &mut now.watched {
+                Some(watched) if !micro.first() => watched.stays = live.saturating_sub(watched.live),
+                watched => *watched = Some(Watched { live, peak: PeakScope::new(self.device)?, stays: 0 }),
+            }
         }
         next(mode)
     }
@@ -219,9 +257,9 @@ impl Strategy for MicroBatcher {
         let now = self.now.take();
         self.stuck = None;
         let verdict = next(phase)?;
-        if let Some(Now { batch, rows, watched: Some((live, peak)) }) = now {
-            let took = peak.peak().saturating_sub(live);
-            self.size.clean(batch, rows, took, self.figures(live));
+        if let Some(Now { batch, rows, watched: Some(Watched { live, peak, stays }) }) = now {
+            let taken = Taken { most: peak.peak().saturating_sub(live), stays };
+            self.size.clean(batch, rows, taken, self.figures(live));
         }
         Ok(verdict)
     }

@@ -105,6 +105,10 @@ impl Strategy for Rollback {
         Ok(())
     }
 
+    fn window_dropped(&mut self) {
+        self.kept = Kept::Nothing;
+    }
+
     fn recover(&mut self, failure: &Failure<'_>) -> Recovery {
         if !failure.in_backward {
             return Recovery::Window;

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -88,11 +89,8 @@ class Pass {
     *correct = operators_ && hits_.defined() ? hits_.item().toLong() : correct_;
   }
 
-  // What the gradient is not multiplied by yet: fp16 has room for the rows of a sum, not for
-  // those of a mean over many tokens.
-  static double left_over(const mf_loss_options &options) {
-    return options.dtype == static_cast<int>(at::kHalf) ? options.norm : 1;
-  }
+  // What gradients are not multiplied by yet; `src/loss/range.rs` chooses the scales.
+  static double left_over(const mf_loss_options &options) { return options.norm / options.scale; }
 
  private:
   void chunk(int64_t start, at::Tensor logits) {
@@ -106,7 +104,7 @@ class Pass {
     operators_ ? by_operators(start, logits) : by_rows(start, logits);
     if (!gradients_) return;
     if (gradients_->hidden.defined()) to_hidden(start, logits);
-    if (gradients_->weight.defined()) to_weight(start == 0, logits, rows);
+    if (gradients_->weight.defined()) to_weight(start == 0, logits, scaled(std::move(rows)));
     if (gradients_->bias.defined()) to_bias(logits);
   }
 
@@ -117,10 +115,9 @@ class Pass {
     int64_t stride = classes_ * static_cast<int64_t>(logits.element_size());
     const int64_t *labels = labels_.const_data_ptr<int64_t>() + start;
     std::vector<double> weights = weights_of(start, count);
-    double factor = options_.norm / left_over(options_);
     memfit::parallel(count, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
-        memfit::TokenRow token{labels[i], weights[i], factor, options_.smoothing, options_.z,
+        memfit::TokenRow token{labels[i], weights[i], options_.scale, options_.smoothing, options_.z,
                                gradients_ != nullptr, top1_};
         losses[i] = memfit::token_row(data + i * stride, dtype_, classes_, token);
       }
@@ -169,7 +166,7 @@ class Pass {
     add_to(sum_, loss.mul_(weights).masked_fill_(idle, 0).sum(sum_dtype));
     if (!gradients_) return;
 
-    at::Tensor factor = weights.mul(options_.norm / left_over(options_));
+    at::Tensor factor = weights.mul(options_.scale);
     at::Tensor scale = factor.div(powers);
     if (options_.z != 0) scale.mul_(all.mul(2 * options_.z).add_(1));
     x.mul_(scale.unsqueeze(1));
@@ -194,6 +191,12 @@ class Pass {
     } else {
       into.copy_(at::mm(logits, weight_));
     }
+  }
+
+  // In place where they are a copy.
+  at::Tensor scaled(at::Tensor rows) const {
+    if (options_.rows_scale == 1) return rows;
+    return rows.is_alias_of(hidden_) ? rows.mul(options_.rows_scale) : rows.mul_(options_.rows_scale);
   }
 
   void to_weight(bool first, const at::Tensor &logits, const at::Tensor &rows) {
@@ -243,11 +246,15 @@ at::Tensor sum_like(const at::Tensor &parameter, bool zeros) {
   return zeros ? at::zeros_like(parameter, options) : at::empty_like(parameter, options);
 }
 
-// What backward multiplies by: the gradient that comes in, 0-d, times what forward left over.
-// Only the CPU looks whether there is anything to do: elsewhere that would wait for the device.
+// What backward multiplies by: the gradient that comes in times what forward left over. Only the
+// CPU looks whether there is anything to do: elsewhere that would wait for the device. There it is
+// 1-d, or a half-precision gradient would have it rounded to its own dtype first, to infinity
+// under a loss scale of 65536.
 struct Factor {
   Factor(const at::Tensor &grad, double left)
-      : value(left == 1 ? grad : grad.mul(left)), one(grad.is_cpu() && value.item().toDouble() == 1) {}
+      : value(left == 1 ? grad : grad.mul(left)), one(grad.is_cpu() && value.item().toDouble() == 1) {
+    if (!grad.is_cpu()) value = value.reshape({1});
+  }
   at::Tensor value;
   bool one;
 };
@@ -273,6 +280,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     pass.run(&made, false);
     context->save_for_backward({made.hidden, made.weight, made.bias});
     context->saved_data["left"] = Pass::left_over(*options);
+    context->saved_data["rows_scale"] = options->rows_scale;
     context->saved_data["hidden"] = static_cast<int64_t>(hidden.scalar_type());
     context->saved_data["weight"] = static_cast<int64_t>(weight.scalar_type());
     context->saved_data["bias"] = static_cast<int64_t>(bias ? bias->scalar_type() : at::kFloat);
@@ -284,12 +292,13 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     Plain plain;
     variable_list made = context->get_saved_variables();
     bool keep = torch::autograd::get_current_graph_task_keep_graph();
-    Factor factor(grads[0], context->saved_data["left"].toDouble());
+    double left = context->saved_data["left"].toDouble();
+    Factor factor(grads[0], left), of_weight(grads[0], left / context->saved_data["rows_scale"].toDouble());
     auto dtype = [&](const char *of) {
       return static_cast<at::ScalarType>(context->saved_data[of].toInt());
     };
     return {scaled(made[0], factor, dtype("hidden"), keep),
-            scaled(made[1], factor, dtype("weight"), keep),
+            scaled(made[1], of_weight, dtype("weight"), keep),
             scaled(made[2], factor, dtype("bias"), keep), at::Tensor(), at::Tensor()};
   }
 };
@@ -306,6 +315,12 @@ bool in_region() {
 bool wanted(const mf_head &head) {
   auto wants = [](mf_tensor tensor) { return tensor && tensor->requires_grad(); };
   return c10::GradMode::is_enabled() && (wants(head.hidden) || wants(head.weight) || wants(head.bias));
+}
+
+// 0-d.
+at::Tensor largest(const at::Tensor &tensor) {
+  if (tensor.numel() == 0) return at::zeros({}, tensor.options().dtype(at::kDouble));
+  return at::maximum(tensor.amax(), tensor.amin().neg()).to(at::kDouble);
 }
 
 void count_on_host(const mf_head &head, int64_t ignored, mf_counted &out) {
@@ -326,10 +341,11 @@ void count_on_host(const mf_head &head, int64_t ignored, mf_counted &out) {
     }
     out.weight += w;
     out.tokens += w > 0;
+    out.most_token = std::max(out.most_token, w);
   }
 }
 
-void count_by_operators(const mf_head &head, int64_t ignored, mf_counted &out) {
+void count_by_operators(const mf_head &head, int64_t ignored, bool sizes, mf_counted &out) {
   at::Tensor labels = head.labels->flatten();
   if (labels.numel() == 0) return;
   at::Tensor counts = labels.ne(ignored);
@@ -340,12 +356,17 @@ void count_by_operators(const mf_head &head, int64_t ignored, mf_counted &out) {
   at::Tensor bad = good.logical_not().logical_and_(counts);
   at::Tensor first = bad.to(at::kByte).argmax();
   at::Tensor valid = weights.masked_fill(counts.logical_not(), 0);
+  at::Tensor none = at::zeros({}, weights.options());
   at::Tensor read = at::stack({valid.sum(), valid.gt(0).sum().to(at::kDouble), bad.any().to(at::kDouble),
-                               first.to(at::kDouble), weights.take(first)})
+                               first.to(at::kDouble), weights.take(first), valid.max(),
+                               sizes ? largest(*head.hidden) : none, sizes ? largest(*head.weight) : none})
                         .cpu();
   const double *found = read.const_data_ptr<double>();
   out.weight = found[0];
   out.tokens = static_cast<int64_t>(found[1]);
+  out.most_token = found[5];
+  out.most_hidden = found[6];
+  out.most_weight = found[7];
   if (found[2] == 0) return;
   out.bad_at = static_cast<int64_t>(found[3]);
   out.bad_label = labels.select(0, out.bad_at).item().toLong();
@@ -354,11 +375,15 @@ void count_by_operators(const mf_head &head, int64_t ignored, mf_counted &out) {
 
 }  // namespace
 
-int mf_count_tokens(const mf_head *head, int64_t ignored, mf_counted *out) noexcept {
+int mf_count_tokens(const mf_head *head, int64_t ignored, int sizes, mf_counted *out) noexcept {
   return memfit::guarded([&] {
     Plain plain;
-    *out = {0, 0, -1, 0, 1};
-    head->labels->is_cpu() ? count_on_host(*head, ignored, *out) : count_by_operators(*head, ignored, *out);
+    *out = {0, 0, -1, 0, 1, 0, 0, 0};
+    if (!head->labels->is_cpu()) return count_by_operators(*head, ignored, sizes != 0, *out);
+    count_on_host(*head, ignored, *out);
+    if (sizes == 0 || out->bad_at >= 0) return;
+    out->most_hidden = largest(*head->hidden).item().toDouble();
+    out->most_weight = largest(*head->weight).item().toDouble();
   });
 }
 

@@ -462,17 +462,22 @@ struct mf_counted {
                        // weight that is negative or not finite; -1
   int64_t bad_label;   // its label
   double bad_weight;   // its weight; 1 without weights
+  double most_token;   // the largest of those weights
+  double most_hidden, most_weight;  // the largest magnitudes, where they were asked for, else 0
 };
 struct mf_loss_options {
   int64_t ignored;     // the label of tokens that do not count
   double smoothing, z;
   double norm;         // what the sum over tokens is multiplied by
+  double scale;        // what logits' gradients are multiplied by at first, norm / scale in backward
+  double rows_scale;   // what hidden is multiplied by for the weight's gradient, undone in backward
   int64_t rows;        // of one chunk, at least 1
   int dtype;           // of the matrix products, a c10::ScalarType
   int by_operators;    // 1: libtorch's operators on the CPU too
 };
-// Counts and checks, before anything is computed. One readback on an accelerator.
-int mf_count_tokens(const mf_head *head, int64_t ignored, mf_counted *out) noexcept;
+// Counts and checks, before anything is computed. One readback on an accelerator. sizes: 1 asks
+// for the largest magnitudes too.
+int mf_count_tokens(const mf_head *head, int64_t ignored, int sizes, mf_counted *out) noexcept;
 // *loss, owned: 0-d. Where gradients are on and wanted, its node holds them already; no
 // second derivative.
 int mf_linear_cross_entropy(

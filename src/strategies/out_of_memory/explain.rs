@@ -1,12 +1,14 @@
 //! What to say when one row does not fit.
 
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use crate::error::Error;
-use crate::memory::{Advice, EVENTS, Help, Peak, Recording, Role};
-use crate::optim::{Optimizer, bytes_of};
+use crate::memory::{Advice, EVENTS, Peak, Recording, Role};
+use crate::optim::Optimizer;
 use crate::state::Named;
 use crate::step::{Recovery, Scene};
+
+use super::helps::helps;
 
 /// One row failed; it runs once more while this watches.
 #[derive(Debug)]
@@ -49,59 +51,17 @@ impl Stuck {
     }
 }
 
-fn places(optimizer: &dyn Optimizer) -> Vec<(usize, usize)> {
+pub(super) fn places(optimizer: &dyn Optimizer) -> Vec<(usize, usize)> {
     let groups = optimizer.groups().iter().enumerate();
     groups.flat_map(|(group, held)| (0..held.parameters().len()).map(move |index| (group, index))).collect()
 }
 
-fn missing(error: &Error) -> Option<u64> {
+/// Bytes over the limit, where the error tells.
+pub(super) fn missing(error: &Error) -> Option<u64> {
     match error {
         Error::OutOfMemory { requested: Some(requested), live: Some(live), limit: Some(limit), .. } => {
             Some((requested + live).saturating_sub(*limit))
         }
         _ => None,
     }
-}
-
-/// What a strategy is called in the stack, what to write for it, and what it frees.
-fn helps(peak: Option<&Peak>, scene: &mut Scene<'_>) -> Vec<Help> {
-    let has = |name: &str| scene.strategies.iter().any(|strategy| strategy.starts_with(name));
-    let of = |role| peak.map_or(0, |peak| peak.roles[role]);
-    let single = scene.parameters.iter().all(|one| one.tensor.kind() == Kind::Float);
-    let activations = of(Role::Activations);
-    let folder = ".disk(std::env::temp_dir())";
-    let optimizer = scene.optimizer.name();
-    let weights: Vec<u64> = trained(scene.parameters).map(bytes_of).collect();
-    let mut helps = Vec::new();
-    if single && !has("AmpScaler") {
-        helps.push(Help::new(".with(AmpScaler::bf16())", activations / 2));
-    }
-    if !has("CpuOffload::activations") {
-        helps.push(Help::new("ActivationCheckpoint::new(block) around each block", activations));
-        helps.push(Help::new(format!(".with(CpuOffload::activations(){folder})"), activations));
-    }
-    if !optimizer.contains("CpuOffload") {
-        let state = besides_largest(scene.optimizer.state_bytes(), &weights);
-        helps.push(Help::new(format!("CpuOffload::optimizer(optimizer){folder}?"), state));
-    }
-    if !optimizer.contains("InBackward") {
-        let gradients = besides_largest(of(Role::Gradients), &weights);
-        helps.push(Help::new("InBackward::new(optimizer)? and no MicroBatcher", gradients));
-    }
-    if !scene.parameters.iter().any(|one| crate::offload::is_offloaded(&one.tensor)) {
-        let bytes = besides_largest(weights.iter().sum(), &weights);
-        helps.push(Help::new("CpuOffload::parameters(block, …) around each block", bytes));
-    }
-    helps.retain(|help| help.bytes > 0);
-    helps
-}
-
-fn trained(parameters: &[Named]) -> impl Iterator<Item = &Tensor> {
-    parameters.iter().map(|one| &one.tensor).filter(|tensor| tensor.requires_grad())
-}
-
-/// `bytes` that are spread like the weights, less the share of the largest weight.
-fn besides_largest(bytes: u64, weights: &[u64]) -> u64 {
-    let (all, largest) = (weights.iter().sum::<u64>(), weights.iter().max().copied().unwrap_or_default());
-    if all == 0 { 0 } else { (bytes as f64 * (all - largest) as f64 / all as f64) as u64 }
 }
