@@ -87,7 +87,7 @@ impl Stack {
         self.position.micro_batches += open.done as u64;
         let Ended { verdict, loss, grad_norm, lr, tokens } = ended;
         if let Verdict::Skipped(reason) = verdict {
-            return StepOutcome::Skipped { reason };
+            return StepOutcome::Skipped { reason, split: None };
         }
         self.position.steps += 1;
         self.zero_grad();

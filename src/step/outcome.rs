@@ -33,6 +33,8 @@ pub enum StepOutcome {
     Skipped {
         /// Why.
         reason: SkipReason,
+        /// How `step_batch` split the batch.
+        split: Option<Split>,
     },
 }
 
@@ -71,17 +73,17 @@ impl StepOutcome {
     }
 
     pub(crate) fn with_split(mut self, by: Split) -> Self {
-        if let Self::Stepped { split, .. } = &mut self {
+        if let Self::Stepped { split, .. } | Self::Skipped { split, .. } = &mut self {
             *split = Some(by);
         }
         self
     }
 
-    /// How `step_batch` split the batch of this step.
+    /// How `step_batch` split the batch of this step, taken or skipped.
     pub fn split(&self) -> Option<Split> {
         match self {
-            Self::Stepped { split, .. } => *split,
-            _ => None,
+            Self::Stepped { split, .. } | Self::Skipped { split, .. } => *split,
+            Self::Accumulating { .. } => None,
         }
     }
 }
