@@ -143,9 +143,8 @@ fn a_skipped_batch_tells_how_it_was_split() {
     let accumulator = GradAccumulator::every(2);
     let mut training = Stack::of(&vs, sgd(&vs)).with(AmpScaler::fp16()).with(accumulator).build().unwrap();
     let batch = Tensor::from_slice(&[1.0, f32::NAN, 1.0]);
-    let outcome = training
-        .step_batch(&batch, |g| Ok(Loss::mean((&w * g).mean(Kind::Float), g.size()[0])))
-        .unwrap();
+    let outcome =
+        training.step_batch(&batch, |g| Ok(Loss::mean((&w * g).mean(Kind::Float), g.size()[0]))).unwrap();
     assert!(matches!(outcome, StepOutcome::Skipped { .. }), "{outcome:?}");
     assert_eq!(outcome.split(), Some(Split { batch: 3, rows: 2, micro_batches: 2, retries: 0 }));
 }

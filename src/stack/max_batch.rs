@@ -55,7 +55,7 @@ impl Stack {
             let loss = self.forward(micro, || loss_of(size))?;
             let total = self.backward(micro, &loss)?;
             if let Some(open) = &mut self.open {
-                open.total = Some(total);
+                open.total = total;
                 open.done += 1;
             }
         }

@@ -62,6 +62,9 @@ pub enum SkipReason {
         /// The scale of the next window.
         next_scale: f64,
     },
+    /// No micro-batch of the window had a row or token that counts: every weight was 0, as
+    /// where all labels are ignored.
+    NoTokens,
     /// A strategy of the user's decided so.
     Strategy(&'static str),
 }
