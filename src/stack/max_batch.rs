@@ -2,7 +2,7 @@
 
 use super::Stack;
 use crate::error::{Error, Result};
-use crate::step::{Loss, MicroBatch};
+use crate::step::{Loss, MicroBatch, WindowRule};
 use crate::strategies::{Found, Search};
 
 impl Stack {
@@ -42,8 +42,14 @@ impl Stack {
         })
     }
 
+    /// Whether windows have, or will have, several micro-batches.
+    fn has_windows(&self) -> bool {
+        let longest = self.strategies().find_map(|strategy| strategy.longest_window());
+        longest.is_some_and(|rule| rule != WindowRule::Micros(1))
+    }
+
     fn try_out(&mut self, size: i64, loss_of: &mut impl FnMut(i64) -> Result<Loss>) -> Result<()> {
-        let several = self.rule() != crate::step::WindowRule::Micros(1);
+        let several = self.has_windows();
         for index in 0..=usize::from(several) {
             let micro = MicroBatch {
                 index,

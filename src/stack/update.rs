@@ -19,7 +19,11 @@ impl Stack {
         self.clock.advance(0);
         let mut moved = self.finals.changed();
         match phases::caught("update", || self.update(&open, &mut moved)) {
-            Ok(ended) => Ok(self.count(&open, ended)),
+            Ok(ended) => {
+                // What the next window is may depend on what this one came to.
+                self.rule();
+                Ok(self.count(&open, ended))
+            }
             Err(error) => {
                 self.clock.broke(0);
                 match error {

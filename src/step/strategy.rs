@@ -74,6 +74,11 @@ pub trait Strategy: Debug + Any + Send {
         None
     }
 
+    /// The longest window that it will ever ask for: what other parts must be able to bear.
+    fn longest_window(&self) -> Option<WindowRule> {
+        self.window()
+    }
+
     /// Rows per micro-batch when a whole batch of `rows` is split; asked before each try. At
     /// most one answers.
     fn split(&mut self, rows: i64) -> Option<i64> {
