@@ -209,7 +209,7 @@ impl Timeline {
         highest
     }
 
-    fn span_at(&self, time: Duration) -> Option<&Span> {
+    pub(super) fn span_at(&self, time: Duration) -> Option<&Span> {
         let at = self.spans.partition_point(|span| span.end <= time);
         self.spans.get(at).or(self.spans.last())
     }

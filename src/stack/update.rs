@@ -99,7 +99,9 @@ impl Stack {
         self.position.steps += 1;
         self.zero_grad();
         let scale = (open.scale != 1.0).then_some(open.scale);
-        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak: open.peak.peak(), split: None }
+        let peak = open.peak.peak();
+        self.estimated.measured(peak);
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak, split: None }
     }
 }
 

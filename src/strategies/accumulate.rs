@@ -37,8 +37,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Closing, Conflict, Cost, Exactness, Gradients, ModelSize, NextBackward, NextUpdate, Place,
-    Preparation, Strategy, UpdatePhase, Verdict, WindowRule,
+    Backward, Closing, Conflict, Cost, Exactness, Gradients, KeptGradients, ModelSize, NextBackward,
+    NextUpdate, Place, Preparation, Strategy, UpdatePhase, Verdict, WindowRule,
 };
 
 /// Accumulates gradients over a window of micro-batches. See the [module](self).
@@ -100,6 +100,14 @@ impl GradAccumulator {
         self.sum = Sum::Single(Vec::new());
         self
     }
+
+    /// Elements that are added up in fp32.
+    fn summed(&self) -> u64 {
+        match &self.sum {
+            Sum::Own => 0,
+            Sum::Single(sums) => sums.iter().flatten().map(|one| one.sum.numel() as u64).sum(),
+        }
+    }
 }
 
 impl Strategy for GradAccumulator {
@@ -128,10 +136,7 @@ impl Strategy for GradAccumulator {
         let time = "one forward and backward per micro-batch, one update per window";
         match &self.sum {
             Sum::Own => Cost::new("0 B; activations of one micro-batch", Some(0), time),
-            Sum::Single(sums) => {
-                let elements: usize = sums.iter().flatten().map(|one| one.sum.numel()).sum();
-                Cost::new("4 B × half-precision parameters", Some(4 * elements as u64), time)
-            }
+            Sum::Single(_) => Cost::new("4 B × half-precision parameters", Some(4 * self.summed()), time),
         }
     }
 
@@ -190,6 +195,11 @@ impl Strategy for GradAccumulator {
             Sum::Own => Gradients::InPlace,
             Sum::Single(_) => Gradients::AfterClose,
         }
+    }
+
+    fn kept_gradients(&self, _model: &ModelSize) -> KeptGradients {
+        let elements = self.summed();
+        KeptGradients { own: 4 * elements, copies: 0, taken: 2 * elements, at_update: 2 * elements }
     }
 
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
