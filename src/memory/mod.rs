@@ -27,7 +27,9 @@
 mod advice;
 mod bytes;
 mod chart;
+mod estimate;
 mod export;
+mod extrapolate;
 mod failure;
 mod leaks;
 mod limit;
@@ -42,6 +44,9 @@ mod timeline;
 
 pub use advice::{Advice, Help, Where};
 pub use bytes::{Bytes, parse_bytes};
+pub use estimate::{Activations, Estimate, EstimateError, Held, Home};
+pub use extrapolate::How;
+pub(crate) use extrapolate::{Foreseen, Trial, alike, along, foresee};
 pub(crate) use failure::out_of_memory;
 pub(crate) use leaks::listed as listed_sites;
 pub use leaks::{LeakScope, Site};

@@ -4,6 +4,7 @@ pub mod accumulate;
 pub mod amp;
 pub mod budget;
 pub mod clip;
+mod growth;
 mod loss_scale;
 pub mod master_weights;
 pub mod max_batch;
