@@ -21,7 +21,7 @@ fn sysinfo() -> (u64, u64, u64) {
     // SAFETY: `info` is writable for the call.
     assert_eq!(unsafe { libc::sysinfo(&mut info) }, 0);
     let unit = u64::from(info.mem_unit);
-    let bytes = |units| units as u64 * unit;
+    let bytes = |units| units * unit;
     (bytes(info.totalram), bytes(info.totalswap), bytes(info.freeswap))
 }
 
