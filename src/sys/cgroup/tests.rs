@@ -154,7 +154,8 @@ fn a_namespace_of_its_own_shows_the_group_as_the_root() {
         ("sys/fs/cgroup/memory.current", "96"),
     ];
     assert_eq!(read(&files).unwrap().limit, Some(4096));
-    let outside = [("proc/self/cgroup", "0::/../other\n"), files[1], files[2], files[3]];
+    let other = [("sys/fs/other/memory.max", "1"), ("sys/fs/other/memory.current", "0")];
+    let outside = [("proc/self/cgroup", "0::/../other\n"), files[1], files[2], files[3], other[0], other[1]];
     assert_eq!(read(&outside).unwrap().limit, Some(4096), "what lies outside is not looked for");
 }
 
