@@ -74,18 +74,19 @@ fn the_cgroup_is_one_that_this_process_is_in() {
     };
     let processes = |folder: &std::path::Path| std::fs::read_to_string(folder.join("cgroup.procs"));
     let mine = std::process::id().to_string();
-    let inside = |folder: std::path::PathBuf| {
-        let mut folders = vec![folder];
-        while let Some(folder) = folders.pop() {
-            if processes(&folder).is_ok_and(|all| all.lines().any(|id| id == mine)) {
-                return true;
-            }
-            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-            folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+    let mut folders = vec![group.folder.clone()];
+    let own = loop {
+        let folder = folders.pop().unwrap_or_else(|| panic!("this process is not in {group:?}"));
+        if processes(&folder).is_ok_and(|all| all.lines().any(|id| id == mine)) {
+            break folder;
         }
-        false
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
     };
-    assert!(inside(group.folder.clone()), "{group:?}");
+    let usage = ["memory.current", "memory.usage_in_bytes"];
+    if group.limit.is_none() && usage.iter().any(|file| own.join(file).exists()) {
+        assert_eq!(group.folder, own, "without a limit it is the innermost");
+    }
     let file = match group.version {
         CgroupVersion::V1 => "memory.limit_in_bytes",
         _ => "memory.max",
