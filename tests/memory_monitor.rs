@@ -161,25 +161,32 @@ fn a_function_that_panics_is_told_by_stop() {
     assert!(matches!(&stopped, Err(Error::Panic { message, .. }) if message == "no bar"), "{stopped:?}");
 }
 
-#[test]
-fn dropping_does_not_wait_for_the_interval() {
-    let _guard = serial();
-    let (sender, ended) = mpsc::channel::<()>();
-    let config = Monitor::every(NEVER).on_sample(move |_| {
-        let _alive = &sender;
+/// A monitor that waits between samples, and what tells that its thread is gone.
+fn waiting(interval: Duration) -> (Monitor, mpsc::Receiver<()>) {
+    let (sender, called) = mpsc::channel();
+    let config = Monitor::every(interval).on_sample(move |_| {
+        let _ = sender.send(());
     });
     let monitor = config.start().unwrap();
+    called.recv().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    (monitor, called)
+}
+
+#[test]
+fn neither_drop_nor_stop_waits_for_the_interval() {
+    let _guard = serial();
+    let (interval, soon) = (Duration::from_secs(20), Duration::from_secs(10));
+    let (monitor, called) = waiting(interval);
     let start = Instant::now();
     drop(monitor);
-    assert!(start.elapsed() < Duration::from_secs(30));
-    assert!(
-        ended.try_recv().is_err_and(|error| error == mpsc::TryRecvError::Disconnected),
-        "the thread is gone"
-    );
+    assert!(start.elapsed() < soon);
+    assert_eq!(called.try_recv(), Err(mpsc::TryRecvError::Disconnected), "the thread is gone");
+    let (monitor, called) = waiting(interval);
     let start = Instant::now();
-    let summary = Monitor::every(NEVER).start().unwrap().stop().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(30));
-    assert_eq!(summary.samples, 2, "one at the start and one at the end");
+    assert_eq!(monitor.stop().unwrap().samples, 2, "one at the start and one at the end");
+    assert!(start.elapsed() < soon);
+    assert_eq!(called.iter().count(), 1);
 }
 
 /// No clock has a time as far away.
