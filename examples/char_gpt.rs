@@ -73,11 +73,11 @@ fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Fail
     let mut random = Random::new(flags.seed());
     let mut keeper = Keeper::new(flags, text)?;
     let from = keeper.begin(flags, &mut training, &mut random)?;
-    let mut progress = Progress::new(flags.steps(), from, flags.losses);
+    let mut progress = Progress::new(flags.steps(), from, flags.losses, flags.monitor.as_deref())?;
     let pause = flags.pause_after.map_or(flags.steps(), |steps| from.saturating_add(steps));
     while progress.done() < flags.steps().min(pause) && !stop() {
         let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
-        progress.step(&outcome)?;
+        progress.step(&outcome);
         keeper.step(progress.done(), &mut training, &random)?;
     }
     progress.finish();

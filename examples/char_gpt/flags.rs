@@ -54,6 +54,9 @@ pub struct Flags {
     /// Print the loss of each step
     #[arg(long)]
     pub losses: bool,
+    /// Write what memory was in use, twice a second, as lines of JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub monitor: Option<PathBuf>,
     /// Updates to make
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
