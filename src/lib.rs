@@ -36,4 +36,6 @@ mod documents {
     struct Snapshots;
     #[doc = include_str!("../docs/interop.md")]
     struct Interop;
+    #[doc = include_str!("../docs/profiling.md")]
+    struct Profiling;
 }
