@@ -38,4 +38,6 @@ mod documents {
     struct Interop;
     #[doc = include_str!("../docs/system.md")]
     struct System;
+    #[doc = include_str!("../docs/profiling.md")]
+    struct Profiling;
 }

@@ -36,6 +36,7 @@ mod limit;
 mod monitor;
 mod peak;
 mod phase;
+mod profiler;
 mod recording;
 mod replay;
 mod role;
@@ -59,6 +60,8 @@ pub use monitor::{
 pub use peak::{PeakScope, peak_of};
 pub(crate) use phase::recompute;
 pub use phase::{InPhase, InSegment, Phase, segment};
+pub(crate) use profiler::Session as ProfilerSession;
+pub use profiler::{Figures, Operator, Profile, Profiler, Profiling, SortBy};
 pub use recording::{EVENTS, Recording};
 pub(crate) use recording::{Marks, Ring};
 pub use role::{InRole, Role, RoleBytes};

@@ -70,12 +70,12 @@ impl Recording {
     /// Says what the memory of these tensors is for: of blocks that are alive now, for as long
     /// as they live.
     pub fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.marks.label(role, tensors);
+        self.marks.add(role, ffi::blocks_of(tensors, false));
     }
 
     /// Labels the gradients that these tensors have now.
     pub fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.marks.label_gradients(tensors);
+        self.marks.add(Role::Gradients, ffi::blocks_of(tensors, true));
     }
 
     /// Starts, with room for so many events or for as many as another recording has made.
@@ -113,47 +113,45 @@ pub(crate) struct Marks {
 
 impl Marks {
     pub(crate) fn begin() -> Self {
-        Self { began: ffi::now(), ended: None, labels: Vec::new(), until_idle: false, over: false }
+        Self::begin_again(None, ffi::now())
     }
 
-    /// As [`Marks::begin`], knowing the roles that were said since event `from`.
-    pub(crate) fn begin_after(from: u64) -> Self {
-        let mut marks = Self::begin();
-        let at = marks.began.next;
+    /// Begins at a moment, in the room that a stretch nobody needs any more has taken.
+    pub(crate) fn begin_again(former: Option<Self>, began: Now) -> Self {
+        let mut labels = former.map(|former| former.labels).unwrap_or_default();
+        labels.clear();
+        Self { began, ended: None, labels, until_idle: false, over: false }
+    }
+
+    /// Takes over the roles that were said since event `from`.
+    pub(crate) fn know_since(&mut self, from: u64) {
+        let at = self.began.next;
         for event in ffi::read(from, at).1 {
             match (event.word & 7, Role::of(event.word)) {
                 (0, Some(role)) => {
-                    marks.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
+                    self.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
                 }
-                (1, _) => marks.labels.retain(|label| label.block != event.block),
+                (1, _) => self.labels.retain(|label| label.block != event.block),
                 _ => {}
             }
         }
-        marks
-    }
-
-    pub(crate) fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.add(role, ffi::blocks_of(tensors, false));
-    }
-
-    pub(crate) fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.add(Role::Gradients, ffi::blocks_of(tensors, true));
     }
 
     /// Labels blocks that are alive now.
-    pub(crate) fn add(&mut self, role: Role, blocks: Vec<ffi::Block>) {
-        let at = ffi::now().next;
+    pub(crate) fn add(&mut self, role: Role, blocks: impl IntoIterator<Item = ffi::Block>) {
+        self.add_at(ffi::now().next, role, blocks);
+    }
+
+    /// Labels blocks that were alive when event `at` was the next one.
+    pub(crate) fn add_at(&mut self, at: u64, role: Role, blocks: impl IntoIterator<Item = ffi::Block>) {
         let known = blocks.into_iter().filter(|block| block.number != 0);
         self.labels.extend(known.map(|block| Label { at, block: block.number, bytes: block.bytes, role }));
     }
 
-    /// As [`Marks::begin`], knowing what another stretch knew of a role whose blocks stay.
-    pub(crate) fn begin_like(former: &Self, role: Role) -> Self {
-        let mut marks = Self::begin();
-        let at = marks.began.next;
-        let known = former.labels.iter().filter(|label| label.role == role);
-        marks.labels.extend(known.map(|label| Label { at, ..*label }));
-        marks
+    /// The blocks of a role, as far as it was said.
+    pub(crate) fn labelled(&self, role: Role) -> impl Iterator<Item = ffi::Block> + '_ {
+        let labels = self.labels.iter().filter(move |label| label.role == role);
+        labels.map(|label| ffi::Block { number: label.block, bytes: label.bytes })
     }
 
     /// Takes all labels of a role back: those to come are the truth.
@@ -178,7 +176,11 @@ impl Marks {
     }
 
     pub(crate) fn end(&mut self) {
-        self.ended.get_or_insert_with(ffi::now);
+        self.end_at(ffi::now());
+    }
+
+    pub(crate) fn end_at(&mut self, now: Now) {
+        self.ended.get_or_insert(now);
     }
 
     pub(crate) fn timeline(&self) -> Result<Timeline> {
@@ -258,11 +260,6 @@ impl Ring {
     fn room() -> Option<usize> {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         (open.0 > 0).then_some(open.1)
-    }
-
-    /// Number of the next event.
-    pub(crate) fn next(&self) -> u64 {
-        ffi::now().next
     }
 }
 

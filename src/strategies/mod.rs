@@ -11,6 +11,7 @@ pub mod max_batch;
 pub mod memory_timeline;
 mod offload;
 pub mod out_of_memory;
+pub mod profile_steps;
 pub mod rollback;
 pub mod schedule;
 
@@ -22,6 +23,7 @@ pub use master_weights::MasterWeights;
 pub use max_batch::{Found, Search, Trial, find_max_batch};
 pub use memory_timeline::MemoryTimeline;
 pub use out_of_memory::MicroBatcher;
+pub use profile_steps::ProfileSteps;
 pub use rollback::Rollback;
 pub use schedule::{
     Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,
