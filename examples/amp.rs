@@ -29,7 +29,7 @@ fn main() -> memfit::Result<()> {
             StepOutcome::Stepped { loss, .. } if step % 20 == 0 => {
                 println!("step {step}: loss {:.3}", loss.double_value(&[]));
             }
-            StepOutcome::Skipped { reason } => println!("step {step}: {reason:?}"),
+            StepOutcome::Skipped { reason, .. } => println!("step {step}: {reason:?}"),
             _ => {}
         }
     }

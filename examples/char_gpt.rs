@@ -4,6 +4,8 @@
 //! flags. It first measures what a plain loop takes and what stacks of strategies take
 //! instead, then trains within the budget and writes a little text.
 
+#[path = "char_gpt/charts.rs"]
+mod charts;
 #[path = "char_gpt/flags.rs"]
 mod flags;
 mod gpt;
@@ -22,6 +24,7 @@ use clap::Parser;
 use memfit::memory::{self, Bytes};
 use memfit::tch::{self, Device};
 
+use charts::Charts;
 use flags::Flags;
 use gpt::{Failure, Random, Text, Training};
 use keeper::Keeper;
@@ -62,23 +65,25 @@ fn run(flags: &Flags) -> Result<(), Failure> {
 
 fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
     let (config, plan) = (flags.config(), flags.plan());
-    let mut training = plan.start_run(&config, flags.budget.get(), flags.steps())?;
-    println!("training with {} within {}", plan.name(), flags.budget);
+    let charts = Charts::new(flags.charts())?;
+    let mut training = plan.start_run(&config, flags.budget().get(), flags.steps())?;
+    println!("training with {} within {}", plan.name(), flags.budget());
     println!("{}\n", training.stack);
 
     let mut random = Random::new(flags.seed());
     let mut keeper = Keeper::new(flags, text)?;
     let from = keeper.begin(flags, &mut training, &mut random)?;
-    let mut progress = Progress::new(flags.steps(), from, flags.losses);
+    let mut progress = Progress::new(flags.steps(), from, flags.losses, flags.monitor.as_deref())?;
     let pause = flags.pause_after.map_or(flags.steps(), |steps| from.saturating_add(steps));
     while progress.done() < flags.steps().min(pause) && !stop() {
         let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
-        progress.step(&outcome)?;
+        progress.step(&outcome);
         keeper.step(progress.done(), &mut training, &random)?;
     }
     progress.finish();
     keeper.end(progress.done(), flags.steps(), &mut training, &random)?;
-    summarise(flags, text, &mut training, &progress)
+    summarise(flags, text, &mut training, &progress)?;
+    charts.end(&training)
 }
 
 fn summarise(
@@ -98,8 +103,7 @@ fn summarise(
     println!("{done} of {all} steps, {steps} here in {seconds:.0} s, {} skipped", progress.skipped);
     println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
     let stats = memory::stats(Device::Cpu)?;
-    println!("peak {} within {}, live now {}", Bytes(progress.peak), flags.budget, Bytes(stats.current));
-    println!("\n{}", memory::summary());
+    println!("peak {} within {}, live now {}\n", Bytes(progress.peak), flags.budget(), Bytes(stats.current));
     Ok(())
 }
 

@@ -36,4 +36,8 @@ mod documents {
     struct Snapshots;
     #[doc = include_str!("../docs/interop.md")]
     struct Interop;
+    #[doc = include_str!("../docs/system.md")]
+    struct System;
+    #[doc = include_str!("../docs/profiling.md")]
+    struct Profiling;
 }

@@ -261,7 +261,7 @@ fn the_summary_has_a_table_per_device_and_a_line_for_the_process() {
     let stats = memory::stats(Device::Cpu).unwrap();
     let cells = |label: &str| -> Vec<String> {
         let line = summary.lines().find(|line| line.starts_with(&format!("| {label}"))).unwrap();
-        let cells = &line.as_bytes()[2 + 18..line.len() - 2];
+        let cells = &line.as_bytes()[2 + 22..line.len() - 2];
         cells.chunks(15).map(|cell| String::from_utf8_lossy(cell).trim().to_owned()).collect()
     };
     let bytes = [stats.current, stats.peak, stats.allocated, stats.freed];

@@ -103,7 +103,38 @@ fn the_table_has_a_line_per_event() {
         let exp = records.iter().find(|record| record[4] == "activations" && record[3] == "4000000").unwrap();
         assert_eq!((exp[1].as_str(), exp[5].as_str(), exp[6].as_str()), ("alloc", "forward", "3"));
         assert_eq!(exp[7], written);
+        let events = timeline.blocks().iter().filter(|block| block.phase.is_some()).count();
+        let of = |event: &str| records.iter().filter(|record| record[1] == event).count();
+        assert_eq!(of("alloc"), events);
+        // Made in forward, freed in backward.
+        let freed = records.iter().find(|record| record[1] == "free" && record[2] == exp[2]).unwrap();
+        assert_eq!((freed[5].as_str(), freed[7].as_str()), ("backward", ""));
     }
+}
+
+#[test]
+fn refused_requests_have_a_line_in_the_table_and_a_mark_in_the_trace() {
+    let _guard = serial();
+    let recording = Recording::start().unwrap();
+    let limit = memfit::memory::Limit::new(support::live() + 10).unwrap();
+    {
+        let _in = Phase::Forward.enter_step(2);
+        assert!(Tensor::f_zeros([1000], (Kind::Float, memfit::tch::Device::Cpu)).is_err());
+    }
+    drop(limit);
+    let timeline = recording.finish().unwrap();
+    let records = records(&timeline.csv());
+    let refused = records.iter().find(|record| record[1] == "refused").unwrap();
+    assert_eq!((refused[3].as_str(), refused[5].as_str(), refused[6].as_str()), ("4000", "forward", "2"));
+    assert_eq!(refused[8], support::live().to_string());
+    assert_eq!(refused.len(), records[0].len());
+    let trace: Value = serde_json::from_str(&timeline.trace()).unwrap();
+    let marks =
+        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "out of memory");
+    assert_eq!(
+        marks.map(|event| event["args"]["bytes asked for"].as_u64()).collect::<Vec<_>>(),
+        [Some(4000)]
+    );
 }
 
 #[test]
@@ -119,7 +150,7 @@ fn the_chart_names_axes_units_roles_phases_and_the_peak() {
     }
     assert!(svg.contains(&format!("peak {peak}")), "{svg}");
     assert!(svg.contains("Memory over training step 3"));
-    assert!(svg.contains(">time since the step began, "));
+    assert!(svg.contains(">time since the timeline"));
     // 16 MB at the peak, of which one million fp32 each.
     let quarter = svg.matches(">4.0 MB<").count();
     assert!(quarter >= 3, "{quarter}");
@@ -166,6 +197,29 @@ fn the_image_is_a_png_with_sums_that_hold() {
     assert_eq!(kinds, ["IHDR", "IDAT", "IEND"]);
 }
 
+/// The picture is not empty: each role that held bytes has its colour, in as many points as its
+/// share of the plot says.
+#[test]
+fn the_image_shows_each_role() {
+    let _guard = serial();
+    let png = step("exponential").png().unwrap();
+    let length = u32::from_be_bytes(png[33..37].try_into().unwrap()) as usize;
+    assert_eq!(&png[37..41], b"IDAT");
+    let lines = miniz_oxide::inflate::decompress_to_vec_zlib(&png[41..41 + length]).unwrap();
+    assert_eq!(png[25], 2, "three bytes a point");
+    assert_eq!(lines.len(), 720 * (1 + 3 * 1280));
+    let unfiltered = lines.chunks(1 + 3 * 1280);
+    assert!(unfiltered.clone().all(|line| line[0] == 0), "no filter");
+    let count = |color: [u8; 3]| -> usize {
+        let points = unfiltered.clone().flat_map(|line| line[1..].chunks(3));
+        points.filter(|point| *point == color).count()
+    };
+    // Parameters, activations, gradients, temporaries.
+    for color in [[0x00, 0x72, 0xb2], [0x00, 0x9e, 0x73], [0xd5, 0x5e, 0x00], [0xe6, 0x9f, 0x00]] {
+        assert!(count(color) > 2_000, "{color:?}: {}", count(color));
+    }
+}
+
 #[test]
 fn files_are_written_by_their_ending() {
     let _guard = serial();
@@ -173,9 +227,22 @@ fn files_are_written_by_their_ending() {
     let folder = tempfile::tempdir().unwrap();
     for ending in ["svg", "png", "html", "json", "csv", "SVG"] {
         let path = folder.path().join("step").with_extension(ending);
+        std::fs::write(&path, "what was there").unwrap();
         timeline.save(&path).unwrap();
-        assert!(std::fs::metadata(&path).unwrap().len() > 500);
+        let bytes = std::fs::read(&path).unwrap();
+        let begins = match ending {
+            "svg" | "SVG" => "<svg",
+            "html" => "<!doctype html>",
+            "json" => "{",
+            "csv" => "time_us,",
+            _ => {
+                assert_eq!(bytes, timeline.png().unwrap());
+                continue;
+            }
+        };
+        assert!(bytes.starts_with(begins.as_bytes()), "{ending}");
     }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 6, "nothing else is left there");
     assert!(matches!(timeline.save(folder.path().join("step.pdf")), Err(Error::Config { .. })));
     assert!(matches!(timeline.save(folder.path().join("absent/step.svg")), Err(Error::Io { .. })));
 }

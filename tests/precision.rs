@@ -9,7 +9,7 @@ use memfit::strategies::{
     AmpScaler, Cosine, GradAccumulator, GradClip, MasterWeights, autocast, full_precision,
 };
 use memfit::tch::{Device, Kind, Tensor, nn};
-use memfit::{Error, Loss, SkipReason, Stack, StepOutcome};
+use memfit::{Error, Loss, SkipReason, Split, Stack, StepOutcome};
 use support::{serial, sgd, slope, values, vector};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -89,7 +89,8 @@ fn a_norm_that_is_not_finite_is_an_error_or_a_skip() {
     assert!(matches!(
         outcome,
         StepOutcome::Skipped {
-            reason: SkipReason::NonFiniteGradient { scale: 65536.0, next_scale: 32768.0 }
+            reason: SkipReason::NonFiniteGradient { scale: 65536.0, next_scale: 32768.0 },
+            split: None,
         }
     ));
     assert_eq!(values(&w.grad()), [65536.0, f64::INFINITY]);
@@ -133,6 +134,19 @@ fn an_overflow_skips_and_moves_only_the_scale() {
     let StepOutcome::Stepped { lr, scale, .. } = outcome else { panic!("{outcome:?}") };
     assert_eq!(lr, [0.05]);
     assert_eq!(scale, Some(32768.0));
+}
+
+#[test]
+fn a_skipped_batch_tells_how_it_was_split() {
+    let _guard = serial();
+    let (vs, w) = vector(1);
+    let accumulator = GradAccumulator::every(2);
+    let mut training = Stack::of(&vs, sgd(&vs)).with(AmpScaler::fp16()).with(accumulator).build().unwrap();
+    let batch = Tensor::from_slice(&[1.0, f32::NAN, 1.0]);
+    let outcome =
+        training.step_batch(&batch, |g| Ok(Loss::mean((&w * g).mean(Kind::Float), g.size()[0]))).unwrap();
+    assert!(matches!(outcome, StepOutcome::Skipped { .. }), "{outcome:?}");
+    assert_eq!(outcome.split(), Some(Split { batch: 3, rows: 2, micro_batches: 2, retries: 0 }));
 }
 
 /// Case 7.

@@ -89,7 +89,7 @@ fn what_strategies_agree_on_is_what_the_update_uses() {
     assert_eq!(values(&w), [-4.0]);
     training.strategy_mut::<Vote>().unwrap().skip = true;
     let outcome = training.step_with(|| Ok(Loss::mean(slope(&w, &[8.0]), 3))).unwrap();
-    assert!(matches!(outcome, StepOutcome::Skipped { reason: SkipReason::Strategy("voted") }));
+    assert!(matches!(outcome, StepOutcome::Skipped { reason: SkipReason::Strategy("voted"), .. }));
     assert_eq!((training.position().steps, training.position().windows), (1, 2));
     assert_eq!(values(&w), [-4.0]);
 }

@@ -11,7 +11,8 @@ use memfit::optim::{
 };
 use memfit::step::Update;
 use memfit::strategies::{
-    AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, Rollback, autocast,
+    AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MasterWeights, MemoryTimeline, MicroBatcher,
+    Rollback, autocast,
 };
 use memfit::tch::{Device, Kind, Tensor, nn, nn::ModuleT};
 use memfit::{Error, Exactness, Loss, Named, Result, Stack, StackBuilder};
@@ -35,16 +36,18 @@ enum Part {
     Master,
     Rollback,
     Budget,
+    Timeline,
+    MicroBatches,
     InBackward,
 }
 
 use Part::{
     Bf16, Budget as Bound, Checkpoint, ClipNorm, ClipValue, Cosine as Schedule, Every, Fp16, Fp32Sum,
-    InBackward as Early, Master, OffloadActivations, OffloadOptimizer, OffloadParameters, Rollback as Undo,
-    Tokens,
+    InBackward as Early, Master, MicroBatches, OffloadActivations, OffloadOptimizer, OffloadParameters,
+    Rollback as Undo, Timeline, Tokens,
 };
 
-const PARTS: [Part; 16] = [
+const PARTS: [Part; 18] = [
     Every,
     Tokens,
     Fp32Sum,
@@ -60,11 +63,17 @@ const PARTS: [Part; 16] = [
     Master,
     Undo,
     Bound,
+    Timeline,
+    MicroBatches,
     Early,
 ];
 
 /// Pairs that `build()` refuses.
-const REFUSED: [(Part, Part); 18] = [
+const REFUSED: [(Part, Part); 22] = [
+    (Every, MicroBatches),
+    (Tokens, MicroBatches),
+    (Fp32Sum, MicroBatches),
+    (MicroBatches, Early),
     (OffloadParameters, Master),
     (OffloadParameters, Fp32Sum),
     (Fp16, Master),
@@ -224,8 +233,7 @@ fn checkpoint_if<M: ModuleT + 'static>(checkpointed: bool, module: M) -> Box<dyn
     if checkpointed { Box::new(ActivationCheckpoint::with_train(module).checked()) } else { Box::new(module) }
 }
 
-/// Unequal micro-batches, unless gradients are added up in a momentum; the last window is
-/// short.
+/// Unequal batches, unless gradients are added up in a momentum; the last window is short.
 fn batches(parts: &[Part], kind: Kinds) -> Vec<(Tensor, Tensor)> {
     memfit::tch::manual_seed(5);
     let model = Model::plain(&[]);
@@ -237,6 +245,28 @@ fn batches(parts: &[Part], kind: Kinds) -> Vec<(Tensor, Tensor)> {
             (x, Tensor::randint(3, [rows], (Kind::Int64, Device::Cpu)))
         })
         .into()
+}
+
+/// The most rows of a micro-batch that `MicroBatches` makes.
+const MOST_ROWS: i64 = 3;
+
+/// What the loop by hand runs: batches, or the parts that they are split into.
+fn micro_batches(parts: &[Part], kind: Kinds) -> Vec<(Tensor, Tensor)> {
+    let batches = batches(parts, kind);
+    if !parts.contains(&MicroBatches) {
+        return batches;
+    }
+    let split = |(x, y): &(Tensor, Tensor)| {
+        let each = rows_of_each(x.size()[0]);
+        x.split(each, 0).into_iter().zip(y.split(each, 0)).collect::<Vec<_>>()
+    };
+    batches.iter().flat_map(split).collect()
+}
+
+/// As equal as whole rows allow.
+fn rows_of_each(rows: i64) -> i64 {
+    let micros = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    (rows + micros - 1) / micros
 }
 
 const LR: f64 = 0.05;
@@ -272,6 +302,9 @@ fn windows(parts: &[Part]) -> Vec<usize> {
         vec![3, 3, 1]
     } else if parts.contains(&Every) || parts.contains(&Fp32Sum) {
         vec![3, 3, 1]
+    } else if parts.contains(&MicroBatches) {
+        // 4, 4, 2, 3, 5, 4 and 6 rows in micro-batches of at most 3.
+        vec![2, 2, 1, 1, 2, 2, 2]
     } else {
         vec![1; 7]
     }
@@ -301,7 +334,7 @@ fn oracle(parts: &[Part], kind: Kinds) -> (Vec<Tensor>, Vec<Tensor>) {
     let rates: Vec<f64> = optimizer.groups().iter().map(|group| group.lr).collect();
     let schedule = Cosine::new(8).warm_up(2);
     let scale = if has(Fp16) { SCALE } else { 1.0 };
-    let data = batches(parts, kind);
+    let data = micro_batches(parts, kind);
     let mut data = data.iter();
     memfit::tch::manual_seed(3);
     let mut losses = Vec::new();
@@ -418,19 +451,30 @@ fn stacked(parts: &[Part], kind: Kinds) -> Result<(Vec<Tensor>, Vec<Tensor>, Exa
             Master => builder.with(MasterWeights::fp32()),
             Undo => builder.with(Rollback::micro_batch()),
             Bound => builder.with(Budget::parse("1GiB")?),
+            Timeline => builder.with(MemoryTimeline::new().capacity(1 << 10)),
+            MicroBatches => builder.with(MicroBatcher::new().start(MOST_ROWS).patience(0)),
             Checkpoint | OffloadOptimizer | OffloadParameters | Early => builder,
         };
     }
     let mut training = builder.build()?;
     let data = batches(parts, kind);
     memfit::tch::manual_seed(3);
-    let mut losses = Vec::new();
-    for micro in training.windows(data) {
-        let outcome = training.step(micro?, |(x, y)| Ok(Loss::mean(model.loss(x, y), x.size()[0])))?;
-        if let memfit::StepOutcome::Stepped { loss, .. } = outcome {
-            losses.push(loss);
+    let loss = |(x, y): &(Tensor, Tensor)| Ok(Loss::mean(model.loss(x, y), x.size()[0]));
+    let mut outcomes = Vec::new();
+    if parts.contains(&MicroBatches) {
+        for batch in &data {
+            outcomes.push(training.step_batch(batch, loss)?);
+        }
+    } else {
+        for micro in training.windows(data) {
+            outcomes.push(training.step(micro?, loss)?);
         }
     }
+    let losses = outcomes.into_iter().filter_map(|outcome| match outcome {
+        memfit::StepOutcome::Stepped { loss, .. } => Some(loss),
+        _ => None,
+    });
+    let losses = losses.collect();
     let exactness = training.exactness();
     drop(training);
     Ok((results(model), losses, exactness))

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::gpt::{Amp, Failure, Plan, Recompute, When};
+use crate::gpt::{Amp, Failure, Plan, Recompute, Split, When};
 
 /// One of each sort, for a run without a peer.
 pub const EXAMPLES: [&str; 9] = [
@@ -30,7 +30,7 @@ pub fn plan(name: &str, folder: &Path) -> Result<Plan, Failure> {
             "plain" => {}
             "bf16" => plan.amp = Amp::Bf16,
             "checkpoint" => plan.recompute = Recompute::Every(number),
-            "accumulate" => plan.accumulate = number,
+            "accumulate" => plan.split = Split::Into(number),
             "in-backward" => plan.when = When::InBackward,
             "disk-activations" => plan.activations = Some(folder.to_owned()),
             "disk-optimizer" => plan.state = Some(folder.to_owned()),

@@ -1,30 +1,35 @@
 //! What the command line can say.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum, value_parser};
 use memfit::memory::Bytes;
 
-use crate::gpt::{Amp, Choice, Config, Plan, Recompute, When};
+use crate::gpt::{Amp, Choice, Config, Plan, Recompute, Split, Watch, When};
 
 /// Trains a byte-level GPT on text, within an enforced memory budget.
 #[derive(Debug, Parser)]
 #[command(name = "char_gpt")]
 pub struct Flags {
-    /// Live bytes never exceed this: a number with MB, MiB, GB or GiB
-    #[arg(long, default_value = "250MiB")]
-    pub budget: Bytes,
-    /// Arithmetic in half precision
-    #[arg(long, value_enum, default_value = "bf16")]
-    amp: Precision,
-    /// Blocks whose activations are recomputed: off, all, or N for the first of every N
-    #[arg(long, default_value = "all", value_parser = recompute)]
-    checkpoint: Recompute,
+    /// Live bytes never exceed this: a number with MB, MiB, GB or GiB [default: 250MiB, with
+    /// --micro-batch 270MB]
+    #[arg(long)]
+    budget: Option<Bytes>,
+    /// Arithmetic in half precision [default: bf16, with --micro-batch off]
+    #[arg(long, value_enum)]
+    amp: Option<Precision>,
+    /// Blocks whose activations are recomputed: off, all, or N for the first of every N [default:
+    /// all, with --micro-batch off]
+    #[arg(long, value_parser = recompute)]
+    checkpoint: Option<Recompute>,
     /// Micro-batches that each batch is split into
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u16).range(1..))]
     accumulate: u16,
+    /// Find the largest micro-batch that fits, by running out of memory and trying fewer rows
+    #[arg(long, value_enum, conflicts_with = "accumulate")]
+    micro_batch: Option<MicroBatch>,
     /// Keep activations in files in this folder
     #[arg(long, value_name = "DIR")]
     offload: Option<PathBuf>,
@@ -49,6 +54,9 @@ pub struct Flags {
     /// Print the loss of each step
     #[arg(long)]
     pub losses: bool,
+    /// Write what memory was in use, twice a second, as lines of JSON to this file
+    #[arg(long, value_name = "FILE")]
+    pub monitor: Option<PathBuf>,
     /// Updates to make
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
@@ -73,6 +81,13 @@ pub struct Flags {
     /// Text to train on; without it, this repository's own sources and documents
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
+    /// Write the last step's memory there: a chart as SVG and PNG, a page to hover over, a trace for
+    /// Perfetto [default: target/char_gpt in this repository]
+    #[arg(long, value_name = "DIR")]
+    charts: Option<PathBuf>,
+    /// Write no charts
+    #[arg(long, conflicts_with = "charts")]
+    no_charts: bool,
     /// A small model that trains in seconds
     #[arg(long)]
     small: bool,
@@ -88,7 +103,24 @@ enum Precision {
     Fp16,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MicroBatch {
+    Auto,
+}
+
 impl Flags {
+    /// The bytes that are never exceeded.
+    pub fn budget(&self) -> Bytes {
+        let usual = if self.micro_batch.is_some() { Bytes(270_000_000) } else { Bytes(250 << 20) };
+        self.budget.unwrap_or(usual)
+    }
+
+    /// Where charts go, if they are wanted.
+    pub fn charts(&self) -> Option<PathBuf> {
+        let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target").join("char_gpt");
+        (!self.no_charts).then(|| self.charts.clone().unwrap_or_else(usual))
+    }
+
     /// The model and its batches.
     pub fn config(&self) -> Config {
         let size = if self.small { Config::small() } else { Config::reference() };
@@ -98,20 +130,30 @@ impl Flags {
 
     /// The strategies.
     pub fn plan(&self) -> Plan {
+        // Nothing but the split, unless it is asked for: that is what is shown then.
+        let (amp, recompute) = match self.micro_batch {
+            Some(MicroBatch::Auto) => (Precision::Off, Recompute::Never),
+            None => (Precision::Bf16, Recompute::Every(1)),
+        };
         Plan {
-            amp: match self.amp {
+            amp: match self.amp.unwrap_or(amp) {
                 Precision::Off => Amp::Off,
                 Precision::Bf16 => Amp::Bf16,
                 Precision::Fp16 => Amp::Fp16,
             },
-            recompute: self.checkpoint,
-            accumulate: usize::from(self.accumulate),
+            recompute: self.checkpoint.unwrap_or(recompute),
+            split: match (self.micro_batch, self.accumulate) {
+                (Some(MicroBatch::Auto), _) => Split::AsFits,
+                (None, 1) => Split::Whole,
+                (None, micro_batches) => Split::Into(usize::from(micro_batches)),
+            },
             activations: self.offload.clone(),
             optimizer: self.optimizer,
             when: if self.in_backward { When::InBackward } else { When::AfterBackward },
             state: self.offload_optimizer.clone(),
             weights: self.offload_parameters.clone(),
             lr: self.lr.unwrap_or_else(|| self.optimizer.rate(&self.config())),
+            watch: if self.no_charts { Watch::Off } else { Watch::Timeline },
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use memfit::memory;
 use memfit::tch::{Device, Tensor, nn, nn::OptimizerConfig};
 
-use crate::gpt::{Amp, Choice, Config, Failure, Gpt, Plan, Random, Recompute, Text};
+use crate::gpt::{Amp, Choice, Config, Failure, Gpt, Plan, Random, Recompute, Split, Text};
 
 /// Peak bytes and the fastest step's milliseconds.
 struct Measured {
@@ -43,7 +43,7 @@ fn plans(lr: f64) -> [Plan; 4] {
     let none = Plan::plain(lr);
     let bf16 = Plan { amp: Amp::Bf16, ..none.clone() };
     let recomputed = Plan { recompute: Recompute::Every(1), ..bf16.clone() };
-    let split = Plan { accumulate: 4, ..recomputed.clone() };
+    let split = Plan { split: Split::Into(4), ..recomputed.clone() };
     let on_disk = Plan { state: Some(std::env::temp_dir()), ..split.clone() };
     [bf16, recomputed, split, on_disk]
 }

@@ -12,7 +12,7 @@ mod text;
 
 pub use model::{Config, Gpt, Recompute};
 pub use optimizer::{Choice, With};
-pub use plan::{Amp, Plan, Training, When};
+pub use plan::{Amp, Plan, Split, Training, Watch, When};
 pub use text::{Random, Text};
 
 /// What an example's functions fail with: one sentence for the user.

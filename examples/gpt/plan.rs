@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
 use memfit::optim::{InBackward, Optimizer};
-use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
+use memfit::strategies::{
+    AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MemoryTimeline, MicroBatcher,
+};
 use memfit::tch::{Device, Tensor, nn};
 use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
 
@@ -23,13 +25,30 @@ pub enum When {
     InBackward,
 }
 
+/// How a batch is split into micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    Whole,
+    /// Into so many.
+    Into(usize),
+    /// Into as few as fit, found by running out of memory.
+    AsFits,
+}
+
+/// Whether a run can tell where its bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    Off,
+    /// The newest step's allocations, each with its role.
+    Timeline,
+}
+
 /// Which strategies to stack.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub amp: Amp,
     pub recompute: Recompute,
-    /// Micro-batches of one update.
-    pub accumulate: usize,
+    pub split: Split,
     /// Where activations go, if they leave memory.
     pub activations: Option<PathBuf>,
     pub optimizer: Choice,
@@ -39,6 +58,7 @@ pub struct Plan {
     /// Where the blocks' weights live, if not in memory.
     pub weights: Option<PathBuf>,
     pub lr: f64,
+    pub watch: Watch,
 }
 
 impl Plan {
@@ -47,13 +67,14 @@ impl Plan {
         Self {
             amp: Amp::Off,
             recompute: Recompute::Never,
-            accumulate: 1,
+            split: Split::Whole,
             activations: None,
             optimizer: Choice::AdamW,
             when: When::AfterBackward,
             state: None,
             weights: None,
             lr,
+            watch: Watch::Off,
         }
     }
 
@@ -76,8 +97,10 @@ impl Plan {
         if self.when == When::InBackward {
             parts.push("update in backward".to_owned());
         }
-        if self.accumulate > 1 {
-            parts.push(format!("accumulate {}", self.accumulate));
+        match self.split {
+            Split::Whole => {}
+            Split::Into(micro_batches) => parts.push(format!("accumulate {micro_batches}")),
+            Split::AsFits => parts.push("micro-batches as they fit".to_owned()),
         }
         if self.activations.is_some() {
             parts.push("activations on disk".to_owned());
@@ -131,8 +154,13 @@ impl Plan {
             Amp::Bf16 => stack = stack.with(AmpScaler::bf16()),
             Amp::Fp16 => stack = stack.with(AmpScaler::fp16()),
         }
-        if self.accumulate > 1 {
-            stack = stack.with(GradAccumulator::every(self.accumulate));
+        match self.split {
+            Split::Whole => {}
+            Split::Into(micro_batches) => stack = stack.with(GradAccumulator::every(micro_batches)),
+            Split::AsFits => stack = stack.with(MicroBatcher::new()),
+        }
+        if self.watch == Watch::Timeline {
+            stack = stack.with(MemoryTimeline::new());
         }
         if let Some(folder) = &self.activations {
             stack = stack.with(CpuOffload::activations().disk(folder));

@@ -19,6 +19,7 @@ pub(crate) mod mixed;
 pub(crate) mod multi;
 pub(crate) mod muon;
 pub(crate) mod optim;
+pub(crate) mod profiler;
 pub(crate) mod recompute;
 pub(crate) mod rng;
 pub(crate) mod saved;

@@ -1,7 +1,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::phase::Phase;
-use super::timeline::{Holder, Peak, shown};
+use super::tables::shown;
+use super::timeline::{Holder, Peak};
 
 /// What held the memory when it ran out, and what would free some of it.
 ///

@@ -97,3 +97,14 @@ pub(super) fn unit(name: &str) -> Option<u128> {
         _ => return None,
     })
 }
+
+/// Bytes in the unit that suits them, for texts.
+pub(super) fn readable(bytes: u64) -> String {
+    let scaled = |unit: f64| bytes as f64 / unit;
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", scaled(1e3)),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", scaled(1e6)),
+        1_000_000_000.. => format!("{:.1} GB", scaled(1e9)),
+    }
+}

@@ -3,9 +3,8 @@ use std::fmt::{self, Display, Formatter};
 
 use tch::{Device, Tensor};
 
-use super::bytes::Bytes;
 use super::phase::{Phase, name_of, segment_names, segment_of, step_of};
-use super::timeline::shown;
+use super::tables::{amount, shown};
 use crate::error::{Error, Result};
 use crate::ffi::timeline::{self as ffi, Census};
 
@@ -14,7 +13,10 @@ use crate::ffi::timeline::{self as ffi, Census};
 /// *Cost*: about 0.1 µs per allocation and free on the CPU while it is open; no memory.
 ///
 /// *Limits*: sites are named on the CPU; on another device live bytes are compared alone. What
-/// other threads make meanwhile counts, too: let prefetching rest.
+/// other threads make meanwhile counts, too: let prefetching rest. Memory is what is counted: a
+/// block that took the place of one freed meanwhile, as gradients that are dropped and made again,
+/// is new and needs [`LeakScope::check_except`]; a view that is kept of older memory has none of
+/// its own.
 ///
 /// ```
 /// use memfit::{Error, memory::{LeakScope, Phase}};
@@ -79,6 +81,12 @@ impl LeakScope {
     /// # Errors
     /// As [`LeakScope::check`].
     pub fn check_except<'a>(&self, kept: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
+        let kept: Vec<&Tensor> = kept.into_iter().collect();
+        let mut stays = self.devices.clone();
+        for (device, bytes) in &mut stays {
+            let there = kept.iter().filter(|tensor| tensor.device() == *device);
+            *bytes += there.map(|tensor| crate::ffi::storage::nbytes(tensor) as u64).sum::<u64>();
+        }
         let kept = ffi::blocks_of(kept, false);
         let names = segment_names();
         let mut sites: BTreeMap<(u32, Phase, u16, u64), u64> = BTreeMap::new();
@@ -96,8 +104,8 @@ impl LeakScope {
             })
             .collect();
         sites.sort_by_key(|site| std::cmp::Reverse(site.size * site.blocks));
-        let on_devices = self.devices.iter().map(|(device, before)| {
-            super::stats(*device).map_or(0, |stats| stats.current.saturating_sub(*before))
+        let on_devices = stays.iter().map(|(device, stays)| {
+            super::stats(*device).map_or(0, |stats| stats.current.saturating_sub(*stays))
         });
         let bytes = sites.iter().map(|site| site.size * site.blocks).sum::<u64>() + on_devices.sum::<u64>();
         if bytes == 0 {
@@ -114,7 +122,7 @@ impl Display for Site {
             f,
             "{} of {} made in {} of step {}",
             self.blocks,
-            Bytes(self.size),
+            amount(self.size),
             self.phase.name(),
             self.step
         )?;

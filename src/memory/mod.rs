@@ -27,33 +27,50 @@
 mod advice;
 mod bytes;
 mod chart;
+mod estimate;
 mod export;
+mod extrapolate;
 mod failure;
 mod leaks;
 mod limit;
+mod monitor;
 mod peak;
 mod phase;
+mod profiler;
 mod recording;
 mod replay;
 mod role;
 mod summary;
+mod system;
+mod tables;
 mod timeline;
 
 pub use advice::{Advice, Help, Where};
 pub use bytes::{Bytes, parse_bytes};
+pub use estimate::{Activations, Estimate, EstimateError, Held, Home};
+pub use extrapolate::How;
+pub(crate) use extrapolate::{Foreseen, Trial, alike, along, foresee};
 pub(crate) use failure::out_of_memory;
 pub(crate) use leaks::listed as listed_sites;
 pub use leaks::{LeakScope, Site};
 pub use limit::{FailAt, Limit};
+pub use monitor::{
+    CgroupSample, DeviceSample, Monitor, MonitorConfig, MonitorSummary, Sample, WARNINGS, Warning,
+};
 pub use peak::{PeakScope, peak_of};
 pub(crate) use phase::recompute;
 pub use phase::{InPhase, InSegment, Phase, segment};
+pub(crate) use profiler::Session as ProfilerSession;
+pub use profiler::{Figures, Operator, Profile, Profiler, Profiling, SortBy};
 pub use recording::{EVENTS, Recording};
 pub(crate) use recording::{Marks, Ring};
 pub use role::{InRole, Role, RoleBytes};
 pub use summary::summary;
+pub use system::{Finding, Gpu, Pool, Severity, SystemReport, system_report};
 pub use timeline::{Block, Holder, Moment, Peak, Refusal, Span, Timeline};
 
+pub use crate::sys::cgroup::{Cgroup, CgroupVersion};
+pub use crate::sys::machine::{Commit, HugePages, Overcommit, PinnedLimit, Ram, Swap};
 pub use crate::sys::resident::Resident;
 
 use tch::Device;

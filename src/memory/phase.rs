@@ -2,10 +2,10 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::ffi::timeline::{is_on, set_phase};
+use crate::ffi::timeline::{self, is_on, set_phase};
 
 /// What training does at a moment. One value for the whole process, so that an accelerator's
-/// backward threads are in the phase that the driver is in.
+/// backward threads are in the phase that the driver is in; one thread at a time enters phases.
 ///
 /// A [`Stack`](crate::Stack) enters phases by itself; a loop of your own says them:
 ///
@@ -56,7 +56,7 @@ impl Phase {
 
     /// The phase now.
     pub fn now() -> Self {
-        Self::of(set_phase(0, 0))
+        Self::of(timeline::phase())
     }
 
     /// In lower case, as files and tables have it.
@@ -102,7 +102,9 @@ impl Drop for InPhase {
 }
 
 /// Names the stretch of a model that runs until the guard is dropped: memory made meanwhile is
-/// listed under this name. Segments nest. Checkpointed segments name themselves.
+/// listed under this name. Segments nest. Checkpointed segments name themselves. As a phase, it
+/// is one for the process. A process has room for 65,534 names: name blocks, not steps; further
+/// ones are listed as "(other segments)".
 ///
 /// *Cost*: a load where nobody watches; else about 0.2 µs.
 ///

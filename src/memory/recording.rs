@@ -21,8 +21,9 @@ pub const EVENTS: usize = 1 << 17;
 /// *Cost*: 40 bytes per event, allocated once and outside the counted memory; about 0.1 µs per
 /// allocation and per free. Allocations of several threads take turns meanwhile.
 ///
-/// *Limits*: the newest events are kept; a recording that has lost its first ones has no
-/// timeline. What accelerators allocate is not recorded.
+/// *Limits*: the newest events are kept; where the first ones did not fit, the timeline begins
+/// later and says how many are missing ([`Timeline::lost`]). What accelerators allocate is not
+/// recorded.
 ///
 /// ```
 /// use memfit::memory::{Phase, Recording, Role};
@@ -69,18 +70,23 @@ impl Recording {
     /// Says what the memory of these tensors is for: of blocks that are alive now, for as long
     /// as they live.
     pub fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.marks.label(role, tensors);
+        self.marks.add(role, ffi::blocks_of(tensors, false));
     }
 
     /// Labels the gradients that these tensors have now.
     pub fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.marks.label_gradients(tensors);
+        self.marks.add(Role::Gradients, ffi::blocks_of(tensors, true));
+    }
+
+    /// Starts, with room for so many events or for as many as another recording has made.
+    pub(crate) fn within(events: usize) -> Result<Self> {
+        Self::with_capacity(Ring::room().map_or(events, |room| room.min(events)))
     }
 
     /// What happened so far.
     ///
     /// # Errors
-    /// [`Error::Config`] where the recording has lost its first events.
+    /// [`Error::Config`] where none of its events is left.
     pub fn timeline(&self) -> Result<Timeline> {
         self.marks.timeline()
     }
@@ -107,47 +113,45 @@ pub(crate) struct Marks {
 
 impl Marks {
     pub(crate) fn begin() -> Self {
-        Self { began: ffi::now(), ended: None, labels: Vec::new(), until_idle: false, over: false }
+        Self::begin_again(None, ffi::now())
     }
 
-    /// As [`Marks::begin`], knowing the roles that were said since event `from`.
-    pub(crate) fn begin_after(from: u64) -> Self {
-        let mut marks = Self::begin();
-        let at = marks.began.next;
-        for event in ffi::read(from, at) {
+    /// Begins at a moment, in the room that a stretch nobody needs any more has taken.
+    pub(crate) fn begin_again(former: Option<Self>, began: Now) -> Self {
+        let mut labels = former.map(|former| former.labels).unwrap_or_default();
+        labels.clear();
+        Self { began, ended: None, labels, until_idle: false, over: false }
+    }
+
+    /// Takes over the roles that were said since event `from`.
+    pub(crate) fn know_since(&mut self, from: u64) {
+        let at = self.began.next;
+        for event in ffi::read(from, at).1 {
             match (event.word & 7, Role::of(event.word)) {
                 (0, Some(role)) => {
-                    marks.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
+                    self.labels.push(Label { at, block: event.block, bytes: event.bytes, role });
                 }
-                (1, _) => marks.labels.retain(|label| label.block != event.block),
+                (1, _) => self.labels.retain(|label| label.block != event.block),
                 _ => {}
             }
         }
-        marks
-    }
-
-    pub(crate) fn label<'a>(&mut self, role: Role, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.add(role, ffi::blocks_of(tensors, false));
-    }
-
-    pub(crate) fn label_gradients<'a>(&mut self, tensors: impl IntoIterator<Item = &'a Tensor>) {
-        self.add(Role::Gradients, ffi::blocks_of(tensors, true));
     }
 
     /// Labels blocks that are alive now.
-    pub(crate) fn add(&mut self, role: Role, blocks: Vec<ffi::Block>) {
-        let at = ffi::now().next;
+    pub(crate) fn add(&mut self, role: Role, blocks: impl IntoIterator<Item = ffi::Block>) {
+        self.add_at(ffi::now().next, role, blocks);
+    }
+
+    /// Labels blocks that were alive when event `at` was the next one.
+    pub(crate) fn add_at(&mut self, at: u64, role: Role, blocks: impl IntoIterator<Item = ffi::Block>) {
         let known = blocks.into_iter().filter(|block| block.number != 0);
         self.labels.extend(known.map(|block| Label { at, block: block.number, bytes: block.bytes, role }));
     }
 
-    /// As [`Marks::begin`], knowing what another stretch knew of a role whose blocks stay.
-    pub(crate) fn begin_like(former: &Self, role: Role) -> Self {
-        let mut marks = Self::begin();
-        let at = marks.began.next;
-        let known = former.labels.iter().filter(|label| label.role == role);
-        marks.labels.extend(known.map(|label| Label { at, ..*label }));
-        marks
+    /// The blocks of a role, as far as it was said.
+    pub(crate) fn labelled(&self, role: Role) -> impl Iterator<Item = ffi::Block> + '_ {
+        let labels = self.labels.iter().filter(move |label| label.role == role);
+        labels.map(|label| ffi::Block { number: label.block, bytes: label.bytes })
     }
 
     /// Takes all labels of a role back: those to come are the truth.
@@ -172,21 +176,45 @@ impl Marks {
     }
 
     pub(crate) fn end(&mut self) {
-        self.ended.get_or_insert_with(ffi::now);
+        self.end_at(ffi::now());
+    }
+
+    pub(crate) fn end_at(&mut self, now: Now) {
+        self.ended.get_or_insert(now);
     }
 
     pub(crate) fn timeline(&self) -> Result<Timeline> {
         let end = self.ended.unwrap_or_else(ffi::now);
-        let wanted = end.next - self.began.next;
-        let events = ffi::read(self.began.next, end.next);
-        if (events.len() as u64) < wanted {
-            let problem =
-                format!("{wanted} events happened and the first ones are lost: make room for as many");
-            return Err(Error::config("capacity", problem));
-        }
+        let (first, events) = ffi::read(self.began.next, end.next);
+        let lost = first - self.began.next;
+        let (began, labels) = match events.first() {
+            _ if lost == 0 => (self.began, self.labels.clone()),
+            Some(event) => (before(event, first), self.labels_from(first)),
+            None => {
+                let problem = format!("{lost} events happened and none is left: make room for as many");
+                return Err(Error::config("capacity", problem));
+            }
+        };
         let (events, end) = if self.until_idle { cut(&events, end) } else { (&events[..], end) };
-        Ok(replay(&self.began, &end, events, &self.labels))
+        Ok(Timeline { lost, ..replay(&began, &end, events, &labels) })
     }
+
+    /// Labels that are true of a stretch that begins later: of blocks that stay, and those said
+    /// since.
+    fn labels_from(&self, first: u64) -> Vec<Label> {
+        let stays = |role| matches!(role, Role::Parameters | Role::Buffers | Role::OptimizerState);
+        self.labels.iter().filter(|label| label.at > first || stays(label.role)).copied().collect()
+    }
+}
+
+/// The moment before an event.
+fn before(event: &Event, number: u64) -> Now {
+    let live = match event.word & 7 {
+        0 => event.live.saturating_sub(event.bytes),
+        1 => event.live + event.bytes,
+        _ => event.live,
+    };
+    Now { next: number, oldest: number, live, nanoseconds: event.nanoseconds, word: event.word }
 }
 
 /// The events up to the end of the last phase of training.
@@ -228,9 +256,10 @@ impl Ring {
         Ok(Self(()))
     }
 
-    /// Number of the next event.
-    pub(crate) fn next(&self) -> u64 {
-        ffi::now().next
+    /// The room of the ring that is open, if one is.
+    fn room() -> Option<usize> {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        (open.0 > 0).then_some(open.1)
     }
 }
 

@@ -44,6 +44,9 @@ pub(crate) fn replay(began: &Now, ended: &Now, events: &[Event], labels: &[Label
         match kind(event) {
             TAKEN => blocks.take(index, event),
             GIVEN => blocks.give(index, event),
+            // What is alive where memory runs out waits for backward, though an error drops it
+            // before its phase has ended.
+            REFUSED => blocks.outlive(phase),
             MARK if Phase::of(event.word) != phase => {
                 blocks.phase_ends(phase);
                 phase = Phase::of(event.word);
@@ -52,6 +55,7 @@ pub(crate) fn replay(began: &Now, ended: &Now, events: &[Event], labels: &[Label
         }
     }
     labels.for_each(|label| blocks.label(label));
+    blocks.phase_ends(phase);
     let names = segment_names();
     let blocks: Vec<Block> = blocks.all.into_iter().map(|made| made.finish(&names)).collect();
     let moments = compose(began, events, &blocks);
@@ -61,6 +65,7 @@ pub(crate) fn replay(began: &Now, ended: &Now, events: &[Event], labels: &[Label
         spans: spans(began, ended, events, &names),
         refusals: events.iter().filter(|event| kind(event) == REFUSED).map(|e| refusal(e, at)).collect(),
         length: at(ended.nanoseconds),
+        lost: 0,
         blocks,
         moments,
         peak,
@@ -151,11 +156,17 @@ impl Blocks {
         self.all[index].labelled.get_or_insert(label.role);
     }
 
-    fn phase_ends(&mut self, phase: Phase) {
-        for index in std::mem::take(&mut self.of_phase) {
-            let made = &mut self.all[index];
-            made.outlived_its_phase = made.died.is_none() && Phase::of(made.word) == phase;
+    /// What is alive outlives the phase that made it.
+    fn outlive(&mut self, phase: Phase) {
+        for index in &self.of_phase {
+            let made = &mut self.all[*index];
+            made.outlived_its_phase |= made.died.is_none() && Phase::of(made.word) == phase;
         }
+    }
+
+    fn phase_ends(&mut self, phase: Phase) {
+        self.outlive(phase);
+        self.of_phase.clear();
     }
 }
 

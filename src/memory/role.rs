@@ -53,7 +53,8 @@ impl Role {
     }
 
     /// What this thread allocates has this role until the guard is dropped, whatever its
-    /// phase. For code that knows better than [`Timeline`](super::Timeline)'s rules.
+    /// phase. For code that knows better than [`Timeline`](super::Timeline)'s rules. A block that
+    /// outlives its window is other memory in the next one.
     pub fn scope(self) -> InRole {
         InRole { former: set_role(self as u8 + 1), not_send: PhantomData }
     }

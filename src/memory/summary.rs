@@ -2,10 +2,13 @@ use std::fmt::Write;
 
 use tch::Device;
 
-use super::{Bytes, Stats, resident, stats, uncounted};
+use super::tables::amount;
+use super::{Stats, resident, stats, uncounted};
 use crate::{ffi, sys};
 
-const WIDTH: usize = 82;
+const WIDTH: usize = 86;
+/// Of the first column.
+const LABEL: usize = 22;
 
 /// The figures of every device as tables, laid out as `torch.cuda.memory_summary` does it, and
 /// the process' resident memory.
@@ -23,14 +26,14 @@ pub fn summary() -> String {
         }
     }
     if let (Ok(resident), Ok(uncounted)) = (resident(), uncounted()) {
-        let (anonymous, uncounted) = (Bytes(resident.anonymous), Bytes(uncounted));
+        let (anonymous, uncounted) = (amount(resident.anonymous), amount(uncounted));
         let _ = writeln!(out, "resident, anonymous {anonymous}, of which uncounted {uncounted}");
     }
     out
 }
 
 /// A device as a table's heading has it.
-fn name(device: Device) -> String {
+pub(super) fn name(device: Device) -> String {
     match device {
         Device::Cuda(index) => format!("cuda:{index}"),
         other => format!("{other:?}").to_lowercase(),
@@ -46,7 +49,7 @@ fn table(out: &mut String, device: Device, stats: &Stats) {
     row(out, "", ["now", "peak", "ever allocated", "ever freed"].map(str::to_owned));
     rule(out, '-');
     let bytes = [stats.current, stats.peak, stats.allocated, stats.freed];
-    row(out, "live bytes", bytes.map(|bytes| Bytes(bytes).to_string()));
+    row(out, "live bytes", bytes.map(amount));
     let peak = stats.peak_blocks.map_or_else(String::new, |blocks| blocks.to_string());
     let now = stats.allocations.saturating_sub(stats.frees);
     row(out, "live blocks", [now.to_string(), peak, stats.allocations.to_string(), stats.frees.to_string()]);
@@ -64,16 +67,12 @@ fn held(out: &mut String, device: Device, stats: &Stats) {
         _ => ("reserved", stats.reserved, stats.peak_reserved, stats.reserved.saturating_sub(stats.current)),
     };
     rule(out, '-');
-    let peak = peak.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
-    row(out, label, [Bytes(now).to_string(), peak, String::new(), String::new()]);
-    let share = format!("{:.1} % of it", 100.0 * unused as f64 / now.max(1) as f64);
-    row(out, "free in it", [Bytes(unused).to_string(), String::new(), share, String::new()]);
+    let only = |bytes: u64, peak: String| [amount(bytes), peak, String::new(), String::new()];
+    row(out, label, only(now, peak.map_or_else(String::new, amount)));
+    let share = format!("free in it, {:.1} %", 100.0 * unused as f64 / now.max(1) as f64);
+    row(out, &share, only(unused, String::new()));
     if let Some(inactive) = stats.inactive {
-        row(
-            out,
-            "split, not released",
-            [Bytes(inactive).to_string(), String::new(), String::new(), String::new()],
-        );
+        row(out, "split, not released", only(inactive, String::new()));
     }
 }
 
@@ -83,5 +82,5 @@ fn rule(out: &mut String, of: char) {
 
 fn row(out: &mut String, label: &str, cells: [String; 4]) {
     let cells: String = cells.iter().map(|cell| format!(" {cell:>14}")).collect();
-    let _ = writeln!(out, "| {label:<18}{cells} |");
+    let _ = writeln!(out, "| {label:<LABEL$}{cells} |");
 }

@@ -1,5 +1,4 @@
-use std::collections::HashMap;
-use std::fmt::{self, Display, Formatter};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::phase::Phase;
@@ -14,7 +13,8 @@ use super::role::{Role, RoleBytes};
 /// was made and freed within a phase a temporary. At every moment they add up to the live
 /// bytes, to the byte.
 ///
-/// `Display` writes the composition of the peak as a table; [`Timeline::save`] writes files.
+/// `Display` writes the composition of the peak as tables, [`Timeline::summary`] sets the devices'
+/// figures before them; [`Timeline::save`] writes files.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     pub(super) blocks: Vec<Block>,
@@ -23,6 +23,7 @@ pub struct Timeline {
     pub(super) refusals: Vec<Refusal>,
     pub(super) length: Duration,
     pub(super) peak: usize,
+    pub(super) lost: u64,
 }
 
 /// A block of memory.
@@ -163,6 +164,12 @@ impl Timeline {
         &self.refusals
     }
 
+    /// Events before its start that belong to it and are not kept: there was no room for them.
+    /// The peak is that of what is left.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// How long it is.
     pub fn length(&self) -> Duration {
         self.length
@@ -198,6 +205,12 @@ impl Timeline {
         (bytes > 0).then_some(Holder { role: Role::Other, segment: Some(OLDER.to_owned()), bytes, blocks: 0 })
     }
 
+    /// Bytes of a moment by the segment that made them, counted as in [`Timeline::moments`]; the
+    /// largest first.
+    pub fn segments(&self, moment: usize) -> Vec<(Option<String>, u64)> {
+        by_segment(&self.holders(moment))
+    }
+
     /// Each role's own highest bytes, which need not fall together.
     pub fn highest(&self) -> RoleBytes {
         let mut highest = RoleBytes::default();
@@ -209,10 +222,29 @@ impl Timeline {
         highest
     }
 
-    fn span_at(&self, time: Duration) -> Option<&Span> {
+    pub(super) fn span_at(&self, time: Duration) -> Option<&Span> {
         let at = self.spans.partition_point(|span| span.end <= time);
         self.spans.get(at).or(self.spans.last())
     }
+}
+
+impl Peak {
+    /// Live bytes by the segment that made them, the largest first.
+    pub fn segments(&self) -> Vec<(Option<String>, u64)> {
+        by_segment(&self.holders)
+    }
+}
+
+fn by_segment(holders: &[Holder]) -> Vec<(Option<String>, u64)> {
+    let mut sums: BTreeMap<Option<&str>, u64> = BTreeMap::new();
+    for holder in holders {
+        *sums.entry(holder.segment.as_deref()).or_default() += holder.bytes;
+    }
+    let mut segments: Vec<_> =
+        sums.into_iter().map(|(segment, bytes)| (segment.map(str::to_owned), bytes)).collect();
+    // Stable: equal ones stay in the order of their names.
+    segments.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    segments
 }
 
 /// The segment of blocks that are older than the timeline.
@@ -222,58 +254,4 @@ impl Block {
     pub(super) fn alive_at(&self, moment: usize) -> bool {
         self.born.is_none_or(|born| born < moment) && self.died.is_none_or(|died| died >= moment)
     }
-}
-
-/// The peak, by role and by segment.
-impl Display for Timeline {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let peak = self.peak();
-        let segment = peak.segment.as_ref().map(|name| format!(", segment {}", shown(name)));
-        writeln!(
-            f,
-            "peak {} in {} of step {}{}, {:.1} ms after the start",
-            amount(peak.bytes),
-            peak.phase.name(),
-            peak.step,
-            segment.unwrap_or_default(),
-            peak.time.as_secs_f64() * 1e3
-        )?;
-        writeln!(f, "{:<18}{:>14}{:>9}{:>18}", "role", "at the peak", "share", "its own highest")?;
-        let highest = self.highest();
-        for (role, bytes) in peak.roles.iter().filter(|(role, _)| highest[*role] > 0) {
-            let share = 100.0 * bytes as f64 / peak.bytes.max(1) as f64;
-            let (at, own) = (amount(bytes), amount(highest[role]));
-            writeln!(f, "{:<18}{at:>14}{share:>8.1}%{own:>18}", role.name())?;
-        }
-        writeln!(f, "largest holders at the peak")?;
-        for holder in peak.holders.iter().take(8) {
-            let bytes = amount(holder.bytes);
-            let blocks = if holder.blocks > 0 { format!("{} blocks", holder.blocks) } else { String::new() };
-            let segment = shown(holder.segment.as_deref().unwrap_or("(no segment)"));
-            writeln!(f, "{bytes:>14}  {:<16} {:<28} {blocks}", holder.role.name(), segment)?;
-        }
-        for refusal in &self.refusals {
-            let (asked, live) = (amount(refusal.bytes), amount(refusal.live));
-            writeln!(
-                f,
-                "refused: {asked} with {live} live, {:.1} ms after the start",
-                refusal.time.as_secs_f64() * 1e3
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// Bytes for a person, with one digit after the point.
-pub(super) fn amount(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
-        _ if bytes >= 1_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        _ => format!("{bytes} B"),
-    }
-}
-
-/// A name as one line of text: control characters could move a terminal's cursor.
-pub(super) fn shown(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }

@@ -64,6 +64,11 @@ impl ActivationOffload {
         self
     }
 
+    /// Whether storages leave whatever their size.
+    pub(crate) fn moves_all(&self) -> bool {
+        self.rules.min_bytes == 0
+    }
+
     /// Keeps the last `storages` of a forward pass, which backward wants first; 0 unless set.
     pub fn keep_last(mut self, storages: usize) -> Self {
         self.rules.keep_last = storages;

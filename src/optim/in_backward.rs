@@ -258,7 +258,7 @@ impl<O: Optimizer> Optimizer for InBackward<O> {
                 "leave the accumulator out, use SGD without Nesterov's momentum, or update after backward",
             )
         };
-        match (strategy.window(), self.inner.accumulates()) {
+        match (strategy.longest_window(), self.inner.accumulates()) {
             (None | Some(WindowRule::Micros(0 | 1)), _) | (_, Accumulates::InGradients) => {
                 self.inner.conflict(strategy)
             }

@@ -1,5 +1,6 @@
 use tch::{Device, nn::VarStore};
 
+use super::estimate::Estimated;
 use super::finals::Finals;
 use super::start::Start;
 use super::windows::Clock;
@@ -86,6 +87,7 @@ impl StackBuilder {
             state_bytes: 0,
             warned_of_batch_norm: false,
             finals: Finals::default(),
+            estimated: Estimated::default(),
             registration,
             model,
             optimizer,

@@ -2,7 +2,7 @@
 
 use super::Stack;
 use crate::error::{Error, Result};
-use crate::step::{Loss, MicroBatch};
+use crate::step::{Loss, MicroBatch, Position, WindowRule};
 use crate::strategies::{Found, Search};
 
 impl Stack {
@@ -43,24 +43,30 @@ impl Stack {
         })
     }
 
+    /// Whether windows have, or will have, several micro-batches.
+    pub(super) fn has_windows(&self) -> bool {
+        let longest = self.strategies().find_map(|strategy| strategy.longest_window());
+        longest.is_some_and(|rule| rule != WindowRule::Micros(1))
+    }
+
     fn try_out(&mut self, size: i64, loss_of: &mut impl FnMut(i64) -> Result<Loss>) -> Result<()> {
         let splits = self.strategies.iter().any(|strategy| strategy.retries());
-        let several = splits || self.rule() != crate::step::WindowRule::Micros(1);
+        let several = splits || self.has_windows();
         for index in 0..=usize::from(several) {
-            let micro = MicroBatch {
-                index,
-                last: Some(index == usize::from(several)),
-                short: false,
-                of: Some(1 + usize::from(several)),
-                position: self.position,
-            };
+            let micro = micro_of(index, several, self.position);
             let loss = self.forward(micro, || loss_of(size))?;
             let total = self.backward(micro, &loss)?;
             if let Some(open) = &mut self.open {
-                open.total = Some(total);
+                open.total = total;
                 open.done += 1;
             }
         }
         Ok(())
     }
+}
+
+/// A micro-batch of a window that is only tried: of one, or of two where windows have several.
+pub(super) fn micro_of(index: usize, several: bool, position: Position) -> MicroBatch {
+    let of = 1 + usize::from(several);
+    MicroBatch { index, last: Some(index + 1 == of), short: false, of: Some(of), position }
 }

@@ -2,12 +2,15 @@
 //! training steps. It knows no built-in strategy by name.
 
 mod builder;
+mod estimate;
 mod failure;
 mod finals;
+mod holdings;
 mod max_batch;
 mod moment;
 mod phases;
 mod report;
+mod stand_in;
 mod start;
 mod state;
 mod step;
@@ -30,6 +33,7 @@ use crate::saved::Registration;
 use crate::state::Named;
 use crate::step::{Position, Preparation, Strategy};
 
+use estimate::Estimated;
 use finals::Finals;
 use start::Start;
 use window::Open;
@@ -80,6 +84,7 @@ pub struct Stack {
     state_bytes: u64,
     warned_of_batch_norm: bool,
     finals: Finals,
+    estimated: Estimated,
     registration: Registration,
 }
 
@@ -186,6 +191,11 @@ impl Stack {
                 optimizer: self.optimizer.as_mut(),
             })?;
         }
+        self.allocate()
+    }
+
+    /// Lets the optimizer allocate what its next update needs.
+    fn allocate(&mut self) -> Result<()> {
         let _role = Role::OptimizerState.scope();
         self.optimizer.allocate()?;
         self.state_bytes = self.optimizer.state_bytes();

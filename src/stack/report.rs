@@ -19,7 +19,7 @@ impl Stack {
 
     /// What the whole stack keeps of exactness: the weakest promise in it.
     pub fn exactness(&self) -> Exactness {
-        let window = self.strategies().find_map(|strategy| strategy.window());
+        let window = self.strategies().find_map(|strategy| strategy.longest_window());
         let optimizer = self.optimizer.exactness(window.unwrap_or(WindowRule::Micros(1)));
         self.strategies().map(|strategy| strategy.exactness()).fold(optimizer, Exactness::and)
     }

@@ -31,12 +31,28 @@ impl Stack {
                 remedy: "step each item of windows() once, in order, or end the window with flush() or discard()",
             });
         }
+        self.check_rule(micro.rule)?;
         let place = Place { last: Some(micro.last), short: micro.short, of: micro.of };
         let outcome = self.run(place, || loss_of(&micro.batch)).map_err(|failed| self.settle(failed))?;
         if let Some(open) = &mut self.open {
             open.counted = micro.tokens;
         }
         Ok(outcome)
+    }
+
+    /// Refuses a micro-batch of a window whose length changed after it was looked at.
+    fn check_rule(&self, looked_at: WindowRule) -> Result<()> {
+        let now = self.open.as_ref().map_or_else(|| self.rule(), |open| open.rule);
+        if now == looked_at {
+            return Ok(());
+        }
+        Err(Error::CallOrder {
+            call: "Stack::step",
+            state: format!(
+                "with a micro-batch of a window by {looked_at:?}, where windows are by {now:?} since"
+            ),
+            remedy: "take each item of windows() after the step of the one before",
+        })
     }
 
     /// Runs one micro-batch of a loop of your own. Where windows have more than one, end the

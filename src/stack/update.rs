@@ -1,6 +1,6 @@
 //! The update that ends a window.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::window::Open;
 use super::{Stack, never, phases};
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::Phase;
 use crate::optim::{Optimizer, gradients};
-use crate::step::{Closing, Measure, Numbers, StepOutcome, Update, UpdatePhase, Verdict};
+use crate::step::{Closing, Measure, Numbers, SkipReason, StepOutcome, Update, UpdatePhase, Verdict};
 
 impl Stack {
     /// The update. After an error the window is gone and, unless it is poisoned, nothing
@@ -19,7 +19,11 @@ impl Stack {
         self.clock.advance(0);
         let mut moved = self.finals.changed();
         match phases::caught("update", || self.update(&open, &mut moved)) {
-            Ok(ended) => Ok(self.count(&open, ended)),
+            Ok(ended) => {
+                // What the next window is may depend on what this one came to.
+                self.rule();
+                Ok(self.count(&open, ended))
+            }
             Err(error) => {
                 self.clock.broke(0);
                 match error {
@@ -36,14 +40,14 @@ impl Stack {
 
     fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
         // Allocated now: nothing may fail once a parameter has moved.
-        let loss = mean_loss(open)?;
+        let loss = mean_loss(open, self.model.device)?;
         let optimizer = self.optimizer.as_mut();
         let strategies = &mut self.strategies;
         let parameters = &self.model.parameters;
         for strategy in strategies.iter_mut() {
             strategy.close(&mut Closing { optimizer: &mut *optimizer, parameters })?;
         }
-        let weight = open.tokens / open.first_weight;
+        let weight = if open.tokens == 0.0 { 1.0 } else { open.tokens / open.first_weight };
         let divisor = weight * open.scale;
         let mut numbers =
             Numbers { tokens: open.tokens, weight, scale: open.scale, squared_norm: None, non_finite: None };
@@ -65,6 +69,9 @@ impl Stack {
         let early = *moved;
         let mut stepped_at_all = false;
         let verdict = phases::update(strategies, &mut phase, &mut |phase| {
+            if phase.numbers.tokens == 0.0 {
+                return Ok(Verdict::Skipped(SkipReason::NoTokens));
+            }
             lr = phase.optimizer.groups().iter().map(|group| group.lr).collect();
             self.finals.check_update(phase)?;
             divide(phase)?;
@@ -87,12 +94,14 @@ impl Stack {
         self.position.micro_batches += open.done as u64;
         let Ended { verdict, loss, grad_norm, lr, tokens } = ended;
         if let Verdict::Skipped(reason) = verdict {
-            return StepOutcome::Skipped { reason };
+            return StepOutcome::Skipped { reason, split: None };
         }
         self.position.steps += 1;
         self.zero_grad();
         let scale = (open.scale != 1.0).then_some(open.scale);
-        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak: open.peak.peak(), split: None }
+        let peak = open.peak.peak();
+        self.estimated.measured(peak);
+        StepOutcome::Stepped { loss, grad_norm, lr, scale, tokens, peak, split: None }
     }
 }
 
@@ -114,9 +123,11 @@ fn skipped_too_late() -> Error {
     }
 }
 
-/// The window's weighted mean loss, on the device.
-fn mean_loss(open: &Open) -> Result<Tensor> {
-    let total = open.total.as_ref().ok_or_else(never)?;
+/// The window's weighted mean loss, on the device; of nothing it is not a number.
+fn mean_loss(open: &Open, device: Device) -> Result<Tensor> {
+    let Some(total) = &open.total else {
+        return Ok(Tensor::f_full([0i64; 0], f64::NAN, (Kind::Float, device))?);
+    };
     if open.tokens == 1.0 { Ok(total.shallow_clone()) } else { Ok(total.f_div_scalar(open.tokens)?) }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Open {
     pub(super) done: usize,
     /// Tokens of its batches, as `Windows` counts them.
     pub(super) counted: u64,
-    /// n₀, from the first micro-batch's loss.
+    /// n₀, from the first micro-batch whose weight is not 0; 0 before it.
     pub(super) first_weight: f64,
     /// Σn.
     pub(super) tokens: f64,
@@ -45,7 +45,7 @@ pub(super) struct Failed {
 
 impl Open {
     pub(super) fn new(rule: WindowRule, peak: PeakScope) -> Self {
-        Self { rule, done: 0, counted: 0, first_weight: f64::NAN, tokens: 0.0, scale: 1.0, total: None, peak }
+        Self { rule, done: 0, counted: 0, first_weight: 0.0, tokens: 0.0, scale: 1.0, total: None, peak }
     }
 
     pub(super) fn done(&self) -> usize {
@@ -77,7 +77,7 @@ impl Stack {
         drop(loss);
         let Some(open) = &mut self.open else { return Err(before(never())) };
         open.done += 1;
-        open.total = Some(total);
+        open.total = total;
         let full = matches!(open.rule, WindowRule::Tokens(tokens) if open.tokens >= tokens as f64);
         self.clock.advance(open.done);
         if place.last == Some(true) || (place.last.is_none() && full) {
@@ -121,7 +121,7 @@ impl Stack {
         })?;
         let loss = loss.ok_or_else(never)?;
         loss.check()?;
-        if !loss.tensor().requires_grad() {
+        if !loss.is_empty() && !loss.tensor().requires_grad() {
             let problem = "it has no graph: is every parameter frozen, or grad mode off?";
             return Err(Error::config("Loss", problem));
         }
@@ -140,36 +140,37 @@ impl Stack {
         }
         let weight = loss.weight().unwrap_or(1.0);
         let first = self.open.as_ref().filter(|_| !micro.first()).map_or(weight, |open| open.first_weight);
-        self.finals.check_micro(micro, weight / first)
+        let share = if loss.is_empty() { 0.0 } else { weight / first };
+        self.finals.check_micro(micro, share)
     }
 
-    /// Backward of one micro-batch; returns the window's total of losses so far.
-    pub(super) fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Tensor> {
+    /// Backward of one micro-batch; returns the window's total of losses so far. Where nothing
+    /// in it counts, strategies have their phase with nothing in it.
+    pub(super) fn backward(&mut self, micro: MicroBatch, loss: &Loss) -> Result<Option<Tensor>> {
         let _phase = Phase::Backward.enter_step(micro.position.windows);
         let open = self.open.as_mut().ok_or_else(never)?;
         let weight = loss.weight().unwrap_or(1.0);
-        if micro.first() {
-            open.first_weight = weight;
-        }
-        let seed = loss.seed(open.first_weight);
+        let empty = loss.is_empty();
+        let first = if open.first_weight == 0.0 { weight } else { open.first_weight };
+        let seed = if empty { 1.0 } else { loss.seed(first) };
         let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
-        let told = match (wanted, micro.of) {
-            (GradientUse::AtUpdate, _) => None,
-            (GradientUse::EachMicroBatch, Some(of)) if of > 1 => Some(of as f64),
-            _ => (micro.last == Some(true)).then(|| (open.tokens + weight) / open.first_weight),
-        };
+        let told = told(wanted, micro, (open.tokens + weight) / first).filter(|_| !empty);
         let parameters = &self.model.parameters;
         let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
         let mut scale = open.scale;
         let total = phases::caught("backward", || {
             let _inside = InsideStep::enter();
             let total = match &open.total {
-                None => loss.total()?,
-                Some(total) => total.f_add(&loss.total()?)?,
+                total if empty => total.as_ref().map(Tensor::shallow_clone),
+                None => Some(loss.total()?),
+                Some(total) => Some(total.f_add(&loss.total()?)?),
             };
             phases::backward(&mut self.strategies, &mut pass, &mut |pass| {
                 scale = pass.seed / seed;
-                let backward = || ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free);
+                let backward = || match empty {
+                    true => Ok(()),
+                    false => ffi::grad::backward(pass.loss, pass.seed, ffi::grad::Graph::Free),
+                };
                 let Some(weight) = told else { return backward() };
                 let update = Update { divisor: weight * scale, position: micro.position };
                 self.finals.during(&mut self.optimizer, Event { micro, update }, backward)
@@ -182,6 +183,7 @@ impl Stack {
             return Err(Error::CallOrder { call: "Strategy::backward", state, remedy });
         }
         open.scale = scale;
+        open.first_weight = first;
         open.tokens += weight;
         Ok(total)
     }
@@ -196,5 +198,14 @@ impl Stack {
 
     pub(super) fn zero_grad(&mut self) {
         ffi::grad::drop_all(self.model.parameters.iter().map(|parameter| &parameter.tensor));
+    }
+}
+
+/// What gradients of this backward are divided by, where the optimizer hears of them.
+fn told(wanted: GradientUse, micro: MicroBatch, weight: f64) -> Option<f64> {
+    match (wanted, micro.of) {
+        (GradientUse::AtUpdate, _) => None,
+        (GradientUse::EachMicroBatch, Some(of)) if of > 1 => Some(of as f64),
+        _ => (micro.last == Some(true)).then_some(weight),
     }
 }

@@ -100,6 +100,8 @@ pub struct Micro<B> {
     pub(super) of: Option<usize>,
     /// Tokens of the window, this one's included.
     pub(super) tokens: u64,
+    /// By which the window ends.
+    pub(super) rule: WindowRule,
 }
 
 /// Batches with their places in their windows; looks one batch ahead, or a whole window
@@ -165,7 +167,8 @@ where
             WindowRule::Micros(micros) => Some(self.counted.unwrap_or(micros)),
             WindowRule::Tokens(_) => None,
         };
-        let micro = Micro { batch, index: self.index, last: full || ends, short: ends && !full, of, tokens };
+        let (last, short) = (full || ends, ends && !full);
+        let micro = Micro { batch, index: self.index, last, short, of, tokens, rule: self.rule };
         self.index = if micro.last { 0 } else { self.index + 1 };
         Some(Ok(micro))
     }

@@ -6,7 +6,13 @@ use crate::error::{Error, Result};
 ///
 /// The weight is the number of rows or tokens the loss speaks for. With it, a window of
 /// unequal micro-batches gives the gradient of the joined batch: backward runs on the mean
-/// times n/n₀ (n₀: the window's first weight), and the update divides once by Σn/n₀.
+/// times n/n₀ (n₀: the window's first weight above 0), and the update divides once by Σn/n₀.
+///
+/// A weight of 0 says that nothing in the micro-batch counts: all its labels are ignored, say.
+/// Its loss, 0/0 as it may be, is not looked at, its graph is dropped without a backward, and
+/// the window is as if it had not been there, but for what its forward did to buffers and
+/// generators. A window of nothing else is
+/// [`SkipReason::NoTokens`](crate::SkipReason::NoTokens).
 #[derive(Debug)]
 pub struct Loss {
     tensor: Tensor,
@@ -21,12 +27,12 @@ enum Weight {
 }
 
 impl Loss {
-    /// A mean over `n` rows or tokens; `tensor` has one element.
+    /// A mean over `n` rows or tokens, 0 or more; `tensor` has one element.
     pub fn mean(tensor: Tensor, n: impl num_traits::ToPrimitive) -> Self {
         Self { tensor, weight: Weight::Mean(n.to_f64().unwrap_or(f64::NAN)) }
     }
 
-    /// A sum over `n` rows or tokens; `tensor` has one element.
+    /// A sum over `n` rows or tokens, 0 or more; `tensor` has one element.
     ///
     /// In fp16 a sum has less room than a mean under the same loss scale.
     pub fn sum(tensor: Tensor, n: impl num_traits::ToPrimitive) -> Self {
@@ -49,6 +55,11 @@ impl Loss {
             Weight::Mean(n) | Weight::Sum(n) => Some(n),
             Weight::Whole => None,
         }
+    }
+
+    /// Whether nothing in it counts.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.weight() == Some(0.0)
     }
 
     /// What backward starts with, where the window's first weight is `first`.
@@ -78,9 +89,9 @@ impl Loss {
             return Err(Error::config("Loss", problem));
         }
         match self.weight() {
-            Some(n) if !n.is_finite() || n <= 0.0 => Err(Error::config(
+            Some(n) if !n.is_finite() || n < 0.0 => Err(Error::config(
                 "Loss",
-                format!("the weight must be a positive number of rows or tokens, not {n}"),
+                format!("the weight must be a number of rows or tokens, 0 or more, not {n}"),
             )),
             _ => Ok(()),
         }

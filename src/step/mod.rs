@@ -25,5 +25,8 @@ pub use phases::{
 };
 pub use place::{Place, Relation};
 pub use ready::{GradientUse, Heard, Ready};
-pub use strategy::{Conflict, Cost, Failure, Gradients, ModelSize, Preparation, Recovery, Scene, Strategy};
+pub use strategy::{
+    Conflict, Cost, Failure, Gradients, KeptGradients, ModelSize, Preparation, Recovery, RowBytes, Scene,
+    Strategy,
+};
 pub use window::{MicroBatch, Position, WindowRule};

@@ -33,6 +33,8 @@ pub enum StepOutcome {
     Skipped {
         /// Why.
         reason: SkipReason,
+        /// How `step_batch` split the batch.
+        split: Option<Split>,
     },
 }
 
@@ -60,6 +62,9 @@ pub enum SkipReason {
         /// The scale of the next window.
         next_scale: f64,
     },
+    /// No micro-batch of the window had a row or token that counts: every weight was 0, as
+    /// where all labels are ignored.
+    NoTokens,
     /// A strategy of the user's decided so.
     Strategy(&'static str),
 }
@@ -71,17 +76,17 @@ impl StepOutcome {
     }
 
     pub(crate) fn with_split(mut self, by: Split) -> Self {
-        if let Self::Stepped { split, .. } = &mut self {
+        if let Self::Stepped { split, .. } | Self::Skipped { split, .. } = &mut self {
             *split = Some(by);
         }
         self
     }
 
-    /// How `step_batch` split the batch of this step.
+    /// How `step_batch` split the batch of this step, taken or skipped.
     pub fn split(&self) -> Option<Split> {
         match self {
-            Self::Stepped { split, .. } => *split,
-            _ => None,
+            Self::Stepped { split, .. } | Self::Skipped { split, .. } => *split,
+            Self::Accumulating { .. } => None,
         }
     }
 }

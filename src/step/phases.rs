@@ -29,7 +29,8 @@ pub enum Mode {
 pub struct Backward<'a> {
     /// The loss, attached to its graph.
     pub loss: &'a Tensor,
-    /// What backward starts with: n/n₀, times whatever strategies multiply in. The product
+    /// What backward starts with: n/n₀ (1 for a micro-batch of weight 0, whose phase runs
+    /// without a backward in it), times whatever strategies multiply in. The product
     /// of their factors is one number per window, divided out of the gradients in
     /// [`Update::divisor`].
     pub seed: f64,
@@ -52,7 +53,7 @@ pub struct Closing<'a> {
 pub struct Numbers {
     /// Σn: rows or tokens of the window.
     pub tokens: f64,
-    /// Σn/n₀.
+    /// Σn/n₀; 1 where Σn is 0, and then the parameters do not move.
     pub weight: f64,
     /// What strategies multiplied the loss by.
     pub scale: f64,

@@ -74,6 +74,11 @@ pub trait Strategy: Debug + Any + Send {
         None
     }
 
+    /// The longest window that it will ever ask for: what other parts must be able to bear.
+    fn longest_window(&self) -> Option<WindowRule> {
+        self.window()
+    }
+
     /// Rows per micro-batch when a whole batch of `rows` is split; asked before each try. At
     /// most one answers.
     fn split(&mut self, rows: i64) -> Option<i64> {
@@ -89,6 +94,17 @@ pub trait Strategy: Debug + Any + Send {
     /// Where it leaves gradients between a backward and the update.
     fn gradients(&self) -> Gradients {
         Gradients::InPlace
+    }
+
+    /// Bytes of gradients that it keeps beside those that backward makes; for an estimate.
+    fn kept_gradients(&self, model: &ModelSize) -> KeptGradients {
+        let _ = model;
+        KeptGradients::default()
+    }
+
+    /// How the bytes that it leaves in memory grow with a micro-batch's rows; for an estimate.
+    fn row_bytes(&self) -> RowBytes {
+        RowBytes::Line
     }
 
     /// Whether it runs a failed window again by itself.
@@ -189,6 +205,28 @@ pub enum Gradients {
     InPlace,
     /// It copies, moves or reduces them: a gradient is final after [`Strategy::close`].
     AfterClose,
+}
+
+/// Bytes of gradients that a strategy keeps beside those that backward makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptGradients {
+    /// Of its own, while a window is open.
+    pub own: u64,
+    /// Of its own, from a window's second backward on.
+    pub copies: u64,
+    /// Of the parameters' gradients, which it takes away after each backward.
+    pub taken: u64,
+    /// Which it makes for the update, beside its own.
+    pub at_update: u64,
+}
+
+/// How bytes grow with a micro-batch's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowBytes {
+    /// A fixed part and a part per row: a few rows tell the rest.
+    Line,
+    /// Otherwise: what a tensor's size decides, say.
+    Threshold,
 }
 
 /// Why two parts of a stack cannot work together, and what does.

@@ -4,10 +4,14 @@
 //! [`GradAccumulator::fp32`], 4 bytes per half-precision parameter. Activations fall to those
 //! of one micro-batch. No synchronisation.
 //!
-//! *When it acts*: it says where a window ends, and how `step_batch` splits a batch.
+//! *When it acts*: it says where a window ends, and how `step_batch` splits a batch. Windows that
+//! grow count updates that were taken; a window's length is fixed when it begins.
 //!
 //! *Limits*: operators that mix rows (BatchNorm) or draw random numbers (dropout) see
-//! micro-batches, so there the split differs from the whole batch.
+//! micro-batches, so there the split differs from the whole batch. In `step_batch` the effective
+//! batch is the one that the caller gives: windows that grow only split it finer there. With them,
+//! take each item of `windows()` after the step of the one before: a window that was looked at
+//! earlier than the update before it may have the wrong length, and is refused then.
 //!
 //! ```
 //! use memfit::{Loss, Stack, optim::{Sgd, SgdConfig}, strategies::GradAccumulator};
@@ -28,18 +32,19 @@
 
 use tch::{Kind, Tensor};
 
+use super::growth::Growth;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Closing, Conflict, Cost, Exactness, Gradients, ModelSize, NextBackward, Place, Preparation,
-    Strategy, WindowRule,
+    Backward, Closing, Conflict, Cost, Exactness, Gradients, KeptGradients, ModelSize, NextBackward,
+    NextUpdate, Place, Preparation, Strategy, UpdatePhase, Verdict, WindowRule,
 };
 
 /// Accumulates gradients over a window of micro-batches. See the [module](self).
 #[derive(Debug)]
 pub struct GradAccumulator {
-    rule: WindowRule,
+    windows: Growth,
     sum: Sum,
 }
 
@@ -64,13 +69,29 @@ struct Accumulated {
 impl GradAccumulator {
     /// A window of `micro_batches`; a whole batch is split into as many.
     pub fn every(micro_batches: usize) -> Self {
-        Self { rule: WindowRule::Micros(micro_batches), sum: Sum::Own }
+        Self { windows: Growth::none(WindowRule::Micros(micro_batches)), sum: Sum::Own }
     }
 
     /// A window that ends with the micro-batch that brings it to `tokens` (counted by the
     /// batch, or in `step_with` by the loss). `step_batch` does not split a batch under it.
     pub fn tokens(tokens: u64) -> Self {
-        Self { rule: WindowRule::Tokens(tokens), sum: Sum::Own }
+        Self { windows: Growth::none(WindowRule::Tokens(tokens)), sum: Sum::Own }
+    }
+
+    /// Windows that grow: their length (micro-batches, or tokens) doubles in equal stretches, so
+    /// that it is `to` from update `steps` on. `every(1).growing(8, 300)` takes 1 micro-batch per
+    /// update, 2 from update 100 on, 4 from update 200 on, 8 from update 300 on. Counted are
+    /// updates that were taken; a resumed run goes on where it was.
+    pub fn growing(mut self, to: u64, steps: u64) -> Self {
+        self.windows.doubling(to, steps);
+        self
+    }
+
+    /// Windows of so many micro-batches (or tokens) from update `step` on, counted from 0 over
+    /// updates that were taken; more than before. Call it once for each change, in order.
+    pub fn at_step(mut self, step: u64, length: u64) -> Self {
+        self.windows.at_step(step, length);
+        self
     }
 
     /// Adds up in fp32 where parameters are bf16 or f16; the window's gradient is rounded
@@ -79,16 +100,24 @@ impl GradAccumulator {
         self.sum = Sum::Single(Vec::new());
         self
     }
+
+    /// Elements that are added up in fp32.
+    fn summed(&self) -> u64 {
+        match &self.sum {
+            Sum::Own => 0,
+            Sum::Single(sums) => sums.iter().flatten().map(|one| one.sum.numel() as u64).sum(),
+        }
+    }
 }
 
 impl Strategy for GradAccumulator {
     fn name(&self) -> String {
-        let window = match self.rule {
+        let window = match self.windows.first() {
             WindowRule::Micros(micros) => format!("every({micros})"),
             WindowRule::Tokens(tokens) => format!("tokens({tokens})"),
         };
         let sum = if matches!(self.sum, Sum::Own) { "" } else { ".fp32()" };
-        format!("GradAccumulator::{window}{sum}")
+        format!("GradAccumulator::{window}{}{sum}", self.windows.described())
     }
 
     fn place(&self) -> Place {
@@ -107,10 +136,7 @@ impl Strategy for GradAccumulator {
         let time = "one forward and backward per micro-batch, one update per window";
         match &self.sum {
             Sum::Own => Cost::new("0 B; activations of one micro-batch", Some(0), time),
-            Sum::Single(sums) => {
-                let elements: usize = sums.iter().flatten().map(|one| one.sum.numel()).sum();
-                Cost::new("4 B × half-precision parameters", Some(4 * elements as u64), time)
-            }
+            Sum::Single(_) => Cost::new("4 B × half-precision parameters", Some(4 * self.summed()), time),
         }
     }
 
@@ -132,9 +158,7 @@ impl Strategy for GradAccumulator {
     }
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {
-        if matches!(self.rule, WindowRule::Micros(0) | WindowRule::Tokens(0)) {
-            return Err(Error::config("GradAccumulator", "a window has at least one micro-batch or token"));
-        }
+        self.windows.check()?;
         if let Sum::Single(sums) = &mut self.sum {
             refuse_offloaded(preparation.parameters)?;
             let sum = |Named { name, tensor }: &Named| -> Result<Option<Accumulated>> {
@@ -149,11 +173,15 @@ impl Strategy for GradAccumulator {
     }
 
     fn window(&self) -> Option<WindowRule> {
-        Some(self.rule)
+        Some(self.windows.now())
+    }
+
+    fn longest_window(&self) -> Option<WindowRule> {
+        Some(self.windows.longest())
     }
 
     fn split(&mut self, rows: i64) -> Option<i64> {
-        match self.rule {
+        match self.windows.now() {
             WindowRule::Micros(micros) => {
                 let micros = i64::try_from(micros).unwrap_or(i64::MAX).max(1);
                 Some((rows / micros + i64::from(rows % micros != 0)).max(1))
@@ -167,6 +195,11 @@ impl Strategy for GradAccumulator {
             Sum::Own => Gradients::InPlace,
             Sum::Single(_) => Gradients::AfterClose,
         }
+    }
+
+    fn kept_gradients(&self, _model: &ModelSize) -> KeptGradients {
+        let elements = self.summed();
+        KeptGradients { own: 4 * elements, copies: 0, taken: 2 * elements, at_update: 2 * elements }
     }
 
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
@@ -200,8 +233,17 @@ impl Strategy for GradAccumulator {
         Ok(())
     }
 
-    /// The sums of an open window.
+    fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {
+        let verdict = next(phase)?;
+        if verdict == Verdict::Stepped {
+            self.windows.stepped();
+        }
+        Ok(verdict)
+    }
+
+    /// How far windows have grown, and the sums of an open one.
     fn visit_state(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
+        self.windows.visit_state(visitor)?;
         let Sum::Single(sums) = &mut self.sum else { return Ok(()) };
         if !visitor.in_window() {
             return Ok(());

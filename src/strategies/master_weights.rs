@@ -36,8 +36,8 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{Named, StateVisitor};
 use crate::step::{
-    Backward, Cost, Exactness, Failure, Gradients, Mode, ModelSize, NextBackward, NextForward, NextUpdate,
-    Place, Preparation, Recovery, Strategy, UpdatePhase, Verdict,
+    Backward, Cost, Exactness, Failure, Gradients, KeptGradients, Mode, ModelSize, NextBackward, NextForward,
+    NextUpdate, Place, Preparation, Recovery, Strategy, UpdatePhase, Verdict,
 };
 
 /// Trains a half-precision model through fp32 weights. See the [module](self).
@@ -95,6 +95,12 @@ impl Strategy for MasterWeights {
         let elements: usize = self.pairs.iter().map(|pair| pair.master.numel()).sum();
         let formula = "4 B × half-precision parameters, 4 B more while a window is open";
         Cost::new(formula, Some(8 * elements as u64), "one pass over weights per update")
+    }
+
+    fn kept_gradients(&self, _model: &ModelSize) -> KeptGradients {
+        let trained = self.pairs.iter().filter(|pair| pair.weight.tensor.requires_grad());
+        let elements: u64 = trained.map(|pair| pair.master.numel() as u64).sum();
+        KeptGradients { own: 4 * elements, taken: 2 * elements, ..KeptGradients::default() }
     }
 
     fn gradients(&self) -> Gradients {

@@ -7,7 +7,7 @@
 //! *When it acts*: around everything else. It sets no saved-tensor hook, so libtorch's version
 //! checks stay on, and it changes no value.
 //!
-//! *Limits*: a window with more events than there is room for has no timeline. Gradients that
+//! *Limits*: of a window with more events than there is room for the newest are kept. Gradients that
 //! are gone before their backward ends count as temporaries. Only the CPU's allocator is
 //! recorded: on CUDA a timeline shows the host's side.
 //!
@@ -27,10 +27,14 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-use std::collections::{HashSet, VecDeque};
+mod labels;
+
+use std::collections::VecDeque;
+
+use labels::Labels;
 
 use crate::error::{Error, Result};
-use crate::ffi::timeline::blocks_of;
+use crate::ffi::timeline::now;
 use crate::memory::{EVENTS, Marks, Ring, Role, Timeline};
 use crate::state::Named;
 use crate::step::{
@@ -43,7 +47,10 @@ use crate::step::{
 pub struct MemoryTimeline {
     events: usize,
     keep: usize,
-    ring: Option<(Ring, u64)>,
+    ring: Option<Ring>,
+    /// The first event that `build()` has made, until the first window has read on from there.
+    built: Option<u64>,
+    labels: Labels,
     parameters: Vec<Named>,
     buffers: Vec<Named>,
     windows: VecDeque<Marks>,
@@ -58,8 +65,16 @@ impl Default for MemoryTimeline {
 impl MemoryTimeline {
     /// Keeps the newest window, with room for [`EVENTS`].
     pub fn new() -> Self {
-        let (parameters, buffers) = (Vec::new(), Vec::new());
-        Self { events: EVENTS, keep: 1, ring: None, parameters, buffers, windows: VecDeque::new() }
+        Self {
+            events: EVENTS,
+            keep: 1,
+            ring: None,
+            built: None,
+            labels: Labels::default(),
+            parameters: Vec::new(),
+            buffers: Vec::new(),
+            windows: VecDeque::new(),
+        }
     }
 
     /// Makes room for so many events.
@@ -77,8 +92,8 @@ impl MemoryTimeline {
     /// The newest window, up to its update, its failure or this moment.
     ///
     /// # Errors
-    /// [`Error::CallOrder`] before the first window; [`Error::Config`] where it had more events
-    /// than there is room for.
+    /// [`Error::CallOrder`] before the first window; [`Error::Config`] where none of its events is
+    /// left.
     pub fn timeline(&self) -> Result<Timeline> {
         let newest = self.windows.back().ok_or_else(|| Error::CallOrder {
             call: "MemoryTimeline::timeline",
@@ -94,51 +109,28 @@ impl MemoryTimeline {
     }
 
     fn begin(&mut self) {
+        let now = now();
         if let Some(last) = self.windows.back_mut() {
-            last.end();
+            last.end_at(now);
         }
-        let mut marks = match (self.windows.back(), &self.ring) {
-            (Some(last), _) => Marks::begin_like(last, Role::OptimizerState),
-            (None, Some((_, from))) => Marks::begin_after(*from),
-            (None, None) => Marks::begin(),
-        };
-        marks.label(Role::Parameters, tensors(&self.parameters));
-        marks.label(Role::Buffers, tensors(&self.buffers));
-        marks.label_gradients(tensors(&self.parameters));
+        let former = if self.windows.len() < self.keep { None } else { self.windows.pop_front() };
+        let mut marks = Marks::begin_again(former, now);
+        match self.built.take() {
+            Some(built) => {
+                marks.know_since(built);
+                self.labels.state_is(&now, marks.labelled(Role::OptimizerState));
+            }
+            None => self.labels.state(&mut marks, &now),
+        }
+        self.labels.model(&mut marks, &now, &self.parameters, &self.buffers);
         self.windows.push_back(marks.until_idle());
-        while self.windows.len() > self.keep {
-            self.windows.pop_front();
-        }
     }
 
     fn label_gradients(&mut self) {
         if let Some(marks) = self.windows.back_mut() {
-            marks.label_gradients(tensors(&self.parameters));
+            self.labels.gradients(marks, &self.parameters);
         }
     }
-
-    /// Moments, and what the optimizer moves in place of the model's own tensors.
-    fn label_state(&mut self, phase: &mut UpdatePhase<'_>) {
-        let Some(marks) = self.windows.back_mut() else { return };
-        marks.forget(Role::OptimizerState);
-        let storage = |tensor: &tch::Tensor| crate::ffi::tensor::storage_identity(tensor);
-        let known: HashSet<usize> = tensors(&self.parameters).map(storage).collect();
-        let mut blocks = Vec::new();
-        for group in 0..phase.optimizer.groups().len() {
-            let parameters = phase.optimizer.groups()[group].parameters();
-            let masters = tensors(parameters).filter(|tensor| !known.contains(&storage(tensor)));
-            blocks.extend(blocks_of(masters, false));
-            for index in 0..parameters.len() {
-                let state = phase.optimizer.state_of(group, index);
-                blocks.extend(blocks_of(state.into_iter().map(|tensor| &*tensor), false));
-            }
-        }
-        marks.add(Role::OptimizerState, blocks);
-    }
-}
-
-fn tensors(named: &[Named]) -> impl Iterator<Item = &tch::Tensor> {
-    named.iter().map(|named| &named.tensor)
 }
 
 impl Strategy for MemoryTimeline {
@@ -155,7 +147,7 @@ impl Strategy for MemoryTimeline {
     }
 
     fn cost(&self, _model: &ModelSize) -> Cost {
-        let bytes = self.events as u64 * 40;
+        let bytes = (self.events as u64).saturating_mul(40);
         Cost::new("40 B × events, beside the counted memory", Some(bytes), "0.1 µs per allocation and free")
     }
 
@@ -168,9 +160,8 @@ impl Strategy for MemoryTimeline {
         self.parameters = preparation.parameters.to_vec();
         self.buffers = preparation.buffers.to_vec();
         if self.ring.is_none() {
-            let ring = Ring::open(self.events)?;
-            let from = ring.next();
-            self.ring = Some((ring, from));
+            self.ring = Some(Ring::open(self.events)?);
+            self.built = Some(now().next);
         }
         Ok(())
     }
@@ -195,7 +186,9 @@ impl Strategy for MemoryTimeline {
     }
 
     fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> Result<Verdict> {
-        self.label_state(phase);
+        if let Some(marks) = self.windows.back_mut() {
+            self.labels.optimizer(marks, &self.parameters, phase.optimizer);
+        }
         let verdict = next(phase);
         if let Some(last) = self.windows.back_mut() {
             last.is_over();

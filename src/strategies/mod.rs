@@ -4,12 +4,14 @@ pub mod accumulate;
 pub mod amp;
 pub mod budget;
 pub mod clip;
+mod growth;
 mod loss_scale;
 pub mod master_weights;
 pub mod max_batch;
 pub mod memory_timeline;
 mod offload;
 pub mod out_of_memory;
+pub mod profile_steps;
 pub mod rollback;
 pub mod schedule;
 
@@ -21,6 +23,7 @@ pub use master_weights::MasterWeights;
 pub use max_batch::{Found, Search, Trial, find_max_batch};
 pub use memory_timeline::MemoryTimeline;
 pub use out_of_memory::MicroBatcher;
+pub use profile_steps::ProfileSteps;
 pub use rollback::Rollback;
 pub use schedule::{
     Chain, Constant, Cosine, CosineRestarts, Curve, InverseSqrt, LinearDecay, OneCycle, Schedule,

@@ -1,7 +1,7 @@
 use crate::error::Result;
 use crate::offload::ActivationOffload;
 use crate::state::Named;
-use crate::step::{Cost, Mode, ModelSize, NextForward, Place, Preparation, Strategy};
+use crate::step::{Cost, Mode, ModelSize, NextForward, Place, Preparation, RowBytes, Strategy};
 
 impl Strategy for ActivationOffload {
     fn name(&self) -> String {
@@ -22,6 +22,11 @@ impl Strategy for ActivationOffload {
             None,
             "saved activations copied out and back, once each",
         )
+    }
+
+    /// Small storages stay.
+    fn row_bytes(&self) -> RowBytes {
+        if self.moves_all() { RowBytes::Line } else { RowBytes::Threshold }
     }
 
     fn prepare(&mut self, preparation: &mut Preparation<'_>) -> Result<()> {

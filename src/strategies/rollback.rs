@@ -29,7 +29,8 @@ use crate::error::Result;
 use crate::ffi;
 use crate::state::Named;
 use crate::step::{
-    Backward, Conflict, Cost, Failure, Gradients, ModelSize, NextBackward, Place, Recovery, Strategy,
+    Backward, Conflict, Cost, Failure, Gradients, KeptGradients, ModelSize, NextBackward, Place, Recovery,
+    Strategy,
 };
 
 /// Puts gradients back after a failed micro-batch. See the [module](self).
@@ -75,6 +76,10 @@ impl Strategy for Rollback {
             Some(model.parameter_bytes),
             "one copy of the gradients per micro-batch",
         )
+    }
+
+    fn kept_gradients(&self, model: &ModelSize) -> KeptGradients {
+        KeptGradients { copies: model.parameter_bytes, ..KeptGradients::default() }
     }
 
     fn gradients(&self) -> Gradients {

@@ -1,10 +1,13 @@
 // The counting CPU allocator. Needs c10 alone; see memfit.h for building it by itself.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "memfit.h"
@@ -13,6 +16,7 @@
 namespace memfit {
 std::atomic<Watcher *> watcher{nullptr};
 Watcher *keeper = nullptr;
+std::atomic<bool> profiled{false};
 }  // namespace memfit
 
 namespace {
@@ -79,12 +83,46 @@ uint64_t reserve(uint64_t bytes, Watched &watched) {
   return live + bytes;
 }
 
+// Stands in for a profiler that wants to know of no memory.
+struct Deaf final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void *, int64_t, size_t, size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return false; }
+};
+
+// Tells the profiler of this thread, if one wants to know, in the place of the inner
+// allocator, which would count the block's head and miss frees of what is older than the
+// profile.
+class Told {
+ public:
+  Told() {
+    if (!memfit::profiled.load(std::memory_order_relaxed) || !c10::memoryProfilingEnabled()) return;
+    static const auto *deaf = new std::shared_ptr<c10::DebugInfoBase>(std::make_shared<Deaf>());
+    quiet_.emplace(c10::DebugInfoKind::PROFILER_STATE, *deaf);
+  }
+
+  // Ends the quiet. `bytes` is negative for a free.
+  void tell(void *data, int64_t bytes) {
+    if (!quiet_) return;
+    quiet_.reset();
+    uint64_t live = current.load(std::memory_order_relaxed);
+    c10::reportMemoryUsageToProfiler(data, bytes, live, live, c10::Device(c10::DeviceType::CPU));
+  }
+
+ private:
+  std::optional<c10::DebugInfoGuard> quiet_;
+};
+
 class Counting final : public c10::Allocator {
  public:
   explicit Counting(c10::Allocator *inner) : inner_(inner) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    void *data = bytes == 0 ? nullptr : take(bytes);
+    void *data = nullptr;
+    if (bytes > 0) {
+      Told told;
+      data = take(bytes);
+      told.tell(data, static_cast<int64_t>(bytes));
+    }
     return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -127,7 +165,9 @@ void *Counting::take(size_t bytes) {
 
 void Counting::give_back(void *data) {
   if (data == nullptr) return;
+  Told told;
   auto *block = static_cast<Block *>(data) - 1;
+  auto bytes = static_cast<int64_t>(block->bytes);
   {
     Watched watched(block->listed);
     uint64_t live = current.fetch_sub(block->bytes) - block->bytes;
@@ -135,6 +175,7 @@ void Counting::give_back(void *data) {
     if (watched) watched->given(*block, live);
   }
   installed->inner_->raw_deallocate(block);
+  told.tell(data, -bytes);
 }
 
 // Before main, so that a model built before memfit's first call is counted. Never destroyed:

@@ -95,10 +95,16 @@ struct mf_timeline_now {
   uint64_t live;
   uint64_t nanoseconds;
   uint64_t word;  // the phase's
+  uint64_t gone;  // followed blocks that were freed while anybody watched
 };
 struct mf_block {
   uint64_t number;  // 0 where the counting allocator has not made it
   uint64_t bytes;
+};
+// What is known of a tensor that is asked for again and again; all 0 before the first time.
+struct mf_followed {
+  uint64_t storage;  // the address of the StorageImpl that the block was found by
+  mf_block block;
 };
 // Opens the ring, for `capacity` events (above 0); nothing where it is open. 1: no memory.
 int mf_timeline_open(size_t capacity) noexcept;
@@ -109,7 +115,10 @@ void mf_timeline_read_now(mf_timeline_now *out) noexcept;
 // Copies up to `count` events from number `from` on and returns how many; 0 where that one is
 // not in the ring.
 size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexcept;
-// Sets the masked bits of the process-wide phase word and returns the former word.
+// The process-wide phase word.
+uint64_t mf_phase_get() noexcept;
+// Sets the masked bits of that word and returns the former word. Where the phase is among them,
+// the calling thread is from then on the one that trains.
 uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept;
 // Sets the role of what this thread allocates, 0 for none, and returns the former one.
 int mf_role_set(int role) noexcept;
@@ -121,6 +130,41 @@ void mf_census_close() noexcept;
 size_t mf_census_read(mf_memory_event *out, size_t count) noexcept;
 // The blocks of `count` tensors, or of their gradients.
 void mf_blocks_of(const mf_tensor *tensors, size_t count, int gradients, mf_block *out) noexcept;
+// Brings `known`, of `count` tensors, up to date, and follows their blocks: `gone` counts those
+// that are freed. Looks a block up only where the storage is another one or has none, or
+// everywhere with `all`, which is right where `gone` has moved. 1 where anything was another.
+int mf_blocks_follow(
+    const mf_tensor *tensors, size_t count, int all, mf_followed *known) noexcept;
+
+// ---- profiler (profiler.cpp) ---------------------------------------------------------------
+// libtorch's own profiler, Kineto, around what one thread does, backward's threads included.
+// One profile at a time in the process: its owner sees to that.
+struct mf_profile;
+struct mf_profiled {
+  uint32_t name;         // index into the names
+  uint32_t kind;         // 0 an operator, 1 an allocation or a free, 2 work of an accelerator
+  uint64_t thread;
+  uint64_t start;        // nanoseconds
+  uint64_t length;       // nanoseconds
+  int64_t bytes;         // of kind 1, negative for a free
+  uint64_t correlation;  // of kind 0 its own, of kind 2 its operator's
+  uint32_t on_device;    // of kind 1: 1 where the memory is an accelerator's
+  uint32_t crosses;      // of kind 0: 1 where it ends on another thread
+};
+// Starts on this thread. `shapes`: of operators' inputs, for the trace. While it runs, the
+// counting allocator reports the CPU's memory: sizes as asked for, frees of older blocks too.
+int mf_profiler_start(int shapes, int memory) noexcept;
+// Ends it, on the thread that started. *out, owned, freed by mf_profile_drop.
+int mf_profiler_stop(mf_profile **out) noexcept;
+// Both are borrowed from the profile; `names` has NUL-ended texts.
+const mf_profiled *mf_profile_events(const mf_profile *profile, size_t *count) noexcept;
+const char *const *mf_profile_names(const mf_profile *profile, size_t *count) noexcept;
+// Frees what the two above have lent.
+void mf_profile_trim(mf_profile *profile) noexcept;
+// Writes the Chrome trace, once; the path is copied. A file that cannot be written is no
+// error here: look at it. On any one thread.
+int mf_profile_save(mf_profile *profile, const char *path) noexcept;
+void mf_profile_drop(mf_profile *profile) noexcept;  // given; any thread
 
 // ---- tensors (tensor.cpp) ----------------------------------------------------------------
 // The address of the TensorImpl: equal for handles of one tensor, while one is alive.

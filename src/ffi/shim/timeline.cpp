@@ -1,6 +1,7 @@
 // Events of the counting allocator in a ring, and the list of blocks that are still alive.
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <new>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@ using memfit::Block;
 
 // An event's word and a block's origin: kind 0-2, phase 3-5, role 6-9, thread 10, segment
 // 16-31, step 32-63. The driver's word is the same without kind, role and thread.
+constexpr uint64_t kPhase = 0x7 << 3;
 constexpr uint64_t kRole = 0xf << 6;
 constexpr uint64_t kForeign = 1 << 10;
 enum Kind : uint64_t { kTaken = 0, kGiven = 1, kRefused = 2, kMark = 3 };
@@ -52,6 +54,7 @@ class Recorder final : public memfit::Watcher {
 
   void given(Block &block, uint64_t live) noexcept override {
     if (block.listed) unlist(block);
+    if (block.followed) gone_ += 1;
     append({block.number, block.bytes, live, 0, origin_here() | kGiven});
   }
 
@@ -61,13 +64,13 @@ class Recorder final : public memfit::Watcher {
 
   void mark() noexcept { append({0, 0, memfit::live_bytes(), 0, origin_here() | kMark}); }
 
-  bool open(size_t capacity) {
-    if (capacity_ > 0) return true;
-    ring_ = new (std::nothrow) mf_memory_event[capacity];
-    if (ring_ == nullptr) return false;
+  // Takes the ring, or hands it back where there is one.
+  mf_memory_event *open(mf_memory_event *ring, size_t capacity) {
+    if (capacity_ > 0) return ring;
+    ring_ = ring;
     capacity_ = capacity;
     oldest_ = next_;
-    return true;
+    return nullptr;
   }
 
   mf_memory_event *close() {
@@ -77,7 +80,7 @@ class Recorder final : public memfit::Watcher {
   }
 
   void now(mf_timeline_now *out) const {
-    *out = {next_, oldest_, memfit::live_bytes(), nanoseconds(), phase_word.load()};
+    *out = {next_, oldest_, memfit::live_bytes(), nanoseconds(), phase_word.load(), gone_};
   }
 
   size_t read(uint64_t from, mf_memory_event *out, size_t count) const {
@@ -124,6 +127,7 @@ class Recorder final : public memfit::Watcher {
   mf_memory_event *ring_ = nullptr;
   uint64_t next_ = 0;    // number of the next event; numbers go on over recordings
   uint64_t oldest_ = 0;  // of those in the ring
+  uint64_t gone_ = 0;    // followed blocks that were freed
   Block blocks_{};       // heads the list
 };
 
@@ -146,13 +150,31 @@ void watch_where_asked() {
   memfit::watcher.store(asked ? &one : nullptr, std::memory_order_release);
 }
 
+c10::StorageImpl *storage_of(const at::Tensor &tensor) {
+  bool has = tensor.defined() && tensor.has_storage();
+  return has ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// Unchecked: bytes that are away have no block, and asking for them would throw.
+Block *block_of(c10::StorageImpl *storage) {
+  return storage ? memfit::block_of(storage->_mutable_data_ptr_no_checks()) : nullptr;
+}
+
 }  // namespace
 
 int mf_timeline_open(size_t capacity) noexcept {
-  Locked locked;
-  bool opened = recorder().open(capacity);
-  watch_where_asked();
-  return opened ? 0 : 1;
+  // A length beyond the address space would throw in spite of nothrow.
+  if (capacity > PTRDIFF_MAX / sizeof(mf_memory_event)) return 1;
+  // Written to, so that no event waits for the system to find a page.
+  auto *ring = new (std::nothrow) mf_memory_event[capacity]();
+  if (ring == nullptr) return 1;
+  {
+    Locked locked;
+    ring = recorder().open(ring, capacity);
+    watch_where_asked();
+  }
+  delete[] ring;
+  return 0;
 }
 
 void mf_timeline_close() noexcept {
@@ -177,8 +199,11 @@ size_t mf_timeline_read(uint64_t from, mf_memory_event *out, size_t count) noexc
   return recorder().read(from, out, count);
 }
 
+uint64_t mf_phase_get() noexcept { return phase_word.load(std::memory_order_relaxed); }
+
 uint64_t mf_phase_set(uint64_t mask, uint64_t value) noexcept {
-  phase_thread.store(&here, std::memory_order_relaxed);
+  // Who only names a segment does not become the thread that trains.
+  if (mask & kPhase) phase_thread.store(&here, std::memory_order_relaxed);
   uint64_t former = phase_word.load(std::memory_order_relaxed);
   while (!phase_word.compare_exchange_weak(former, (former & ~mask) | (value & mask))) {
   }
@@ -218,11 +243,26 @@ void mf_blocks_of(const mf_tensor *tensors, size_t count, int gradients, mf_bloc
     const at::Tensor &tensor = *tensors[i];
     if (!tensor.defined()) continue;
     const at::Tensor &asked = gradients ? tensor.grad() : tensor;
-    if (!asked.defined() || !asked.has_storage()) continue;
-    // Unchecked: bytes that are away have no block, and asking for them would throw.
-    auto *storage = asked.storage().unsafeGetStorageImpl();
-    if (const Block *block = memfit::block_of(storage->_mutable_data_ptr_no_checks())) {
-      out[i] = {block->number, block->bytes};
-    }
+    if (const Block *block = block_of(storage_of(asked))) out[i] = {block->number, block->bytes};
   }
+}
+
+int mf_blocks_follow(
+    const mf_tensor *tensors, size_t count, int all, mf_followed *known) noexcept {
+  int another = 0;
+  for (size_t i = 0; i < count; ++i) {
+    c10::StorageImpl *storage = storage_of(*tensors[i]);
+    auto key = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(storage));
+    // Without a block nobody tells when the storage dies and its address is another's.
+    if (!all && key == known[i].storage && known[i].block.number != 0) continue;
+    mf_followed now{key, {0, 0}};
+    if (Block *block = block_of(storage)) {
+      Locked locked;
+      block->followed = true;
+      now.block = {block->number, block->bytes};
+    }
+    if (key != known[i].storage || now.block.number != known[i].block.number) another = 1;
+    known[i] = now;
+  }
+  return another;
 }

@@ -18,6 +18,7 @@ struct alignas(64) Block {
   Block *next;
   Block *previous;
   bool listed;
+  bool followed;  // the watcher counts its end; set and read under its lock
 };
 static_assert(sizeof(Block) == 64);
 
@@ -40,6 +41,8 @@ class Watcher {
 extern std::atomic<Watcher *> watcher;
 // The one that holds the list of blocks, whether it watches or not.
 extern Watcher *keeper;
+// Whether a profile wants to know of memory, on threads that it profiles.
+extern std::atomic<bool> profiled;
 
 // Holds the watcher's lock, where there is a watcher.
 class Watched {

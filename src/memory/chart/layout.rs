@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::colors::{STACKED, color_of, color_of_phase};
 use super::{Anchor, Color, Scene, Shape, Stroke, Text, Weight};
 use crate::memory::phase::Phase;
-use crate::memory::role::Role;
-use crate::memory::timeline::{Holder, Moment, Span, Timeline, amount, shown};
+use crate::memory::tables::{amount, shown};
+use crate::memory::timeline::{Holder, Moment, Span, Timeline};
 
 const WIDTH: usize = 1280;
 const HEIGHT: usize = 720;
@@ -22,42 +23,6 @@ const INK: Color = [0x22, 0x22, 0x22];
 const PALE: Color = [0x66, 0x66, 0x66];
 const GRID: Color = [0xe2, 0xe2, 0xe2];
 const ALARM: Color = [0xc0, 0x00, 0x20];
-
-/// From the bottom up: what stays lies under what comes and goes.
-pub(in crate::memory) const STACKED: [Role; 8] = [
-    Role::Other,
-    Role::Parameters,
-    Role::Buffers,
-    Role::OptimizerState,
-    Role::HostCopies,
-    Role::Gradients,
-    Role::Activations,
-    Role::Temporaries,
-];
-
-pub(in crate::memory) fn color_of(role: Role) -> Color {
-    match role {
-        Role::Parameters => [0x3b, 0x6f, 0xb6],
-        Role::Buffers => [0x9e, 0xca, 0xe9],
-        Role::Gradients => [0xf5, 0x85, 0x18],
-        Role::Activations => [0x54, 0xa2, 0x4b],
-        Role::OptimizerState => [0x8e, 0x6b, 0xbf],
-        Role::Temporaries => [0xe4, 0x57, 0x56],
-        Role::HostCopies => [0xee, 0xca, 0x3b],
-        Role::Other => [0xba, 0xb0, 0xac],
-    }
-}
-
-pub(in crate::memory) fn color_of_phase(phase: Phase) -> Color {
-    match phase {
-        Phase::Idle => [0xee, 0xee, 0xee],
-        Phase::Forward => [0xbf, 0xdd, 0xf7],
-        Phase::Recompute => [0xff, 0xdf, 0xa3],
-        Phase::Backward => [0xf9, 0xc6, 0xc6],
-        Phase::Update => [0xc8, 0xe9, 0xc8],
-        Phase::Evaluate => [0xdf, 0xd3, 0xf3],
-    }
-}
 
 /// The chart of a timeline.
 pub(super) fn scene(timeline: &Timeline) -> Scene {
@@ -83,6 +48,7 @@ fn heading(shapes: &mut Vec<Shape>, timeline: &Timeline, title: &str) {
         timeline.blocks.iter().filter(|block| block.born.is_some()).count(),
         milliseconds(timeline.length)
     );
+    let line = if timeline.lost > 0 { format!("{line}; {} older events lost", timeline.lost) } else { line };
     shapes.push(text(LEFT, 54.0, Anchor::Start, Weight::Regular, PALE, line));
 }
 
@@ -165,7 +131,11 @@ impl<'a> Plot<'a> {
     }
 
     fn time_axis(&self, shapes: &mut Vec<Shape>) {
-        let (scale, unit) = if self.length < 2e-3 { (1e6, "us") } else { (1e3, "ms") };
+        let (scale, unit) = match self.length {
+            short if short < 2e-3 => (1e6, "us"),
+            long if long >= 10.0 => (1.0, "s"),
+            _ => (1e3, "ms"),
+        };
         let every = round_step(self.length * scale, 8.0);
         let y = BOTTOM + 2.0 * BAND + 12.0;
         for tick in 0..=(self.length * scale / every).floor() as u32 {
@@ -176,7 +146,7 @@ impl<'a> Plot<'a> {
             shapes.push(text(x, y + 20.0, Anchor::Middle, Weight::Regular, PALE, short(at)));
         }
         let middle = LEFT + PLOT_WIDTH as f64 / 2.0;
-        let label = format!("time since the step began, {unit}");
+        let label = format!("time since the timeline's start, {unit}");
         shapes.push(text(middle, y + 42.0, Anchor::Middle, Weight::Regular, PALE, label));
     }
 
@@ -209,14 +179,22 @@ impl<'a> Plot<'a> {
         look: impl Fn(&Span) -> (Option<String>, Color),
     ) {
         let y = BOTTOM + row * BAND + 10.0;
+        let mut drawn = 0.0;
         for span in spans {
             let (start, end) = (self.x(span.start), self.x(span.end));
             let (name, color) = look(span);
             let width = (end - start).max(0.5);
+            // Thousands of spans may fall on one point.
+            if end < drawn {
+                continue;
+            }
+            drawn = end.floor().max(start) + 0.5;
             shapes.push(Shape::Rect { x: start, y, width, height: BAND - 4.0, color });
-            if row == 0.0 && width > 3.0 {
-                let (from, to) = ((start, TOP), (start, y + BAND - 4.0));
-                shapes.push(Shape::Line { from, to, color: GRID, stroke: Stroke::Solid });
+            if width > 3.0 {
+                // Across the plot for phases; between segments, which share their phase's colour.
+                let (top, color) = if row == 0.0 { (TOP, GRID) } else { (y, [0xff, 0xff, 0xff]) };
+                let (from, to) = ((start, top), (start, y + BAND - 4.0));
+                shapes.push(Shape::Line { from, to, color, stroke: Stroke::Solid });
             }
             let room = ((width - 6.0) / LETTER).floor();
             if let Some(name) = name.filter(|name| name.chars().count() as f64 <= room) {
@@ -240,13 +218,18 @@ impl<'a> Plot<'a> {
     }
 
     fn refusals(&self, shapes: &mut Vec<Shape>) {
-        for refusal in &self.timeline.refusals {
+        // A few with their text; more would lie on each other.
+        for (index, refusal) in self.timeline.refusals.iter().enumerate().take(50) {
             let (x, y) = (self.x(refusal.time), self.y(refusal.live as f64));
             shapes.push(Shape::Dot { x, y, radius: 5.0, color: ALARM });
+            if index >= 3 {
+                continue;
+            }
             let label = format!("out of memory: {} asked for", amount(refusal.bytes));
             let right = x > LEFT + PLOT_WIDTH as f64 / 2.0;
             let (x, anchor) = if right { (x - 9.0, Anchor::End) } else { (x + 9.0, Anchor::Start) };
-            shapes.push(text(x, y - 6.0, anchor, Weight::Bold, ALARM, label));
+            let y = y - 6.0 + 16.0 * index as f64;
+            shapes.push(text(x, y, anchor, Weight::Bold, ALARM, label));
         }
     }
 }
@@ -349,7 +332,10 @@ fn short(number: f64) -> String {
 }
 
 fn milliseconds(time: Duration) -> String {
-    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+    match time.as_secs_f64() {
+        long if long >= 10.0 => format!("{long:.1} s"),
+        short => format!("{:.1} ms", short * 1e3),
+    }
 }
 
 fn cut(name: &str, most: usize) -> String {

@@ -1,11 +1,12 @@
 //! The stacked area chart of a timeline, as shapes that SVG and PNG both draw.
 
+mod colors;
 mod layout;
 mod png;
 mod raster;
 mod svg;
 
-pub(super) use layout::{STACKED, color_of, color_of_phase};
+pub(super) use colors::{STACKED, color_of, color_of_phase};
 
 use super::phase::Phase;
 use super::timeline::Timeline;

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::escape::{script, xml};
 use crate::memory::chart::{STACKED, color_of, color_of_phase};
 use crate::memory::phase::Phase;
-use crate::memory::timeline::{Timeline, shown};
+use crate::memory::tables::shown;
+use crate::memory::timeline::Timeline;
 
 const PAGE: &str = include_str!("page.html");
 

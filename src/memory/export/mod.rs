@@ -20,6 +20,9 @@ impl Timeline {
     /// | `.json` | a trace for Perfetto or `chrome://tracing` |
     /// | `.csv` | one line per event |
     ///
+    /// A file of that name is replaced when the new one is whole. At [`EVENTS`](super::EVENTS)
+    /// events the page has about 4 MB, the table 14 MB, the trace 10 MB.
+    ///
     /// # Errors
     /// [`Error::Config`] for another ending, [`Error::Io`] where the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
@@ -37,7 +40,13 @@ impl Timeline {
                 return Err(Error::config("Timeline::save", problem));
             }
         };
-        let failed = |source| Error::Io { action: "cannot write", path: path.to_owned(), source };
-        std::fs::write(path, bytes).map_err(failed)
+        let mut unfinished = path.as_os_str().to_owned();
+        unfinished.push(format!(".{}.part", std::process::id()));
+        let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
+        written.map_err(|source| {
+            // Nothing to add where it was not even made.
+            let _ = std::fs::remove_file(&unfinished);
+            Error::Io { action: "cannot write", path: path.to_owned(), source }
+        })
     }
 }

@@ -1,8 +1,10 @@
+use std::fmt::Write;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::memory::phase::Phase;
+use crate::memory::role::Role;
 use crate::memory::timeline::{Moment, Timeline};
 
 const PHASES: u32 = 1;
@@ -13,34 +15,56 @@ impl Timeline {
     /// bytes by role, a row of phases, a row of segments, and marks for the peak and for refused
     /// requests.
     pub fn trace(&self) -> String {
-        let mut events = vec![
+        let mut out = String::from("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+        for event in self.slices() {
+            line(&mut out, &event.to_string());
+        }
+        let highest = self.highest();
+        let roles: Vec<Role> = Role::ALL.into_iter().filter(|role| highest[*role] > 0).collect();
+        for moment in &self.moments {
+            counter(&mut out, moment, &roles);
+        }
+        for event in self.marks() {
+            line(&mut out, &event.to_string());
+        }
+        out.truncate(out.trim_end_matches([',', '\n']).len());
+        out + "\n]}\n"
+    }
+
+    fn slices(&self) -> impl Iterator<Item = Value> {
+        let names = [
             named("process_name", 0, "memfit"),
             named("thread_name", PHASES, "phases"),
             named("thread_name", SEGMENTS, "segments"),
         ];
-        let mut slice = |thread: u32, name: &str, category: &str, step: u32, from: Duration, to: Duration| {
-            events.push(json!({
-                "name": name, "cat": category, "ph": "X", "pid": 1, "tid": thread,
-                "ts": micros(from), "dur": micros(to.saturating_sub(from)), "args": { "step": step },
-            }));
-        };
-        for span in &self.spans {
-            if span.phase != Phase::Idle {
-                slice(PHASES, span.phase.name(), "phase", span.step, span.start, span.end);
-            }
-            if let Some(segment) = &span.segment {
-                slice(SEGMENTS, segment, "segment", span.step, span.start, span.end);
-            }
-        }
-        events.extend(self.moments.iter().map(counter));
-        let peak = self.peak();
-        events.push(instant("peak", peak.time, json!({ "bytes": peak.bytes })));
-        for refusal in &self.refusals {
-            let args = json!({ "bytes asked for": refusal.bytes, "live bytes": refusal.live });
-            events.push(instant("out of memory", refusal.time, args));
-        }
-        json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
+        let spans = self.spans.iter().flat_map(|span| {
+            let slice = |thread: u32, name: &str, category: &str| {
+                json!({
+                    "name": name, "cat": category, "ph": "X", "pid": 1, "tid": thread,
+                    "ts": micros(span.start), "dur": micros(span.end.saturating_sub(span.start)),
+                    "args": { "step": span.step },
+                })
+            };
+            let phase = (span.phase != Phase::Idle).then(|| slice(PHASES, span.phase.name(), "phase"));
+            let segment = span.segment.as_ref().map(|segment| slice(SEGMENTS, segment, "segment"));
+            phase.into_iter().chain(segment)
+        });
+        names.into_iter().chain(spans)
     }
+
+    fn marks(&self) -> impl Iterator<Item = Value> {
+        let peak = self.peak();
+        let refusals = self.refusals.iter().map(|refusal| {
+            let args = json!({ "bytes asked for": refusal.bytes, "live bytes": refusal.live });
+            instant("out of memory", refusal.time, args)
+        });
+        std::iter::once(instant("peak", peak.time, json!({ "bytes": peak.bytes }))).chain(refusals)
+    }
+}
+
+fn line(out: &mut String, event: &str) {
+    out.push_str(event);
+    out.push_str(",\n");
 }
 
 fn micros(time: Duration) -> f64 {
@@ -51,10 +75,15 @@ fn named(what: &str, thread: u32, name: &str) -> Value {
     json!({ "name": what, "ph": "M", "pid": 1, "tid": thread, "args": { "name": name } })
 }
 
-fn counter(moment: &Moment) -> Value {
-    let roles: Map<String, Value> =
-        moment.roles.iter().map(|(role, bytes)| (role.name().to_owned(), json!(bytes))).collect();
-    json!({ "name": "live bytes", "ph": "C", "pid": 1, "ts": micros(moment.time), "args": roles })
+/// Written at once: there are as many as events, and names of roles need no escapes.
+fn counter(out: &mut String, moment: &Moment, roles: &[Role]) {
+    let time = micros(moment.time);
+    let _ = write!(out, "{{\"name\":\"live bytes\",\"ph\":\"C\",\"pid\":1,\"ts\":{time:.3},\"args\":{{");
+    for (index, role) in roles.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        let _ = write!(out, "{comma}\"{}\":{}", role.name(), moment.roles[*role]);
+    }
+    out.push_str("}},\n");
 }
 
 fn instant(name: &str, time: Duration, args: Value) -> Value {

@@ -3,7 +3,7 @@
 use tch::Device;
 
 use crate::error::Error;
-use crate::memory::{Advice, Peak, Recording, Role};
+use crate::memory::{Advice, EVENTS, Peak, Recording, Role};
 use crate::optim::Optimizer;
 use crate::state::Named;
 use crate::step::{Recovery, Scene};
@@ -19,7 +19,7 @@ pub(super) struct Stuck {
 impl Stuck {
     /// Begins to watch, where there is something to see.
     pub(super) fn begin(device: Device) -> (Self, Recovery) {
-        let recording = if device == Device::Cpu { Recording::start().ok() } else { None };
+        let recording = if device == Device::Cpu { Recording::within(EVENTS).ok() } else { None };
         let recovery = if recording.is_some() { Recovery::Retry } else { Recovery::Window };
         (Self { recording }, recovery)
     }

@@ -12,6 +12,7 @@ mod setup;
 mod side;
 mod snapshots;
 mod strategies;
+mod watching;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,6 +80,7 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
             Section::Models => models(&setup, options)?,
             Section::Optimizers => optimizers::section(&setup, options)?,
             Section::Snapshots => snapshots::section(&setup)?,
+            Section::Watching => watching::section(&setup)?,
         };
         let text = format!("{}\n{text}", report::machine(&setup));
         if !options.is_whole() {

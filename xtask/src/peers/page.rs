@@ -12,16 +12,18 @@ pub enum Section {
     Models,
     Optimizers,
     Snapshots,
+    Watching,
 }
 
 impl Section {
-    pub const ALL: [Self; 3] = [Self::Models, Self::Optimizers, Self::Snapshots];
+    pub const ALL: [Self; 4] = [Self::Models, Self::Optimizers, Self::Snapshots, Self::Watching];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Models => "models",
             Self::Optimizers => "optimizers",
             Self::Snapshots => "snapshots",
+            Self::Watching => "watching",
         }
     }
 

@@ -1,0 +1,66 @@
+//! What the last step did with memory, as files to look at.
+
+use std::fs;
+use std::path::PathBuf;
+
+use memfit::memory::{self, Timeline};
+use memfit::strategies::MemoryTimeline;
+
+use crate::gpt::{Failure, Training};
+
+/// What each file is for, by its ending.
+const FILES: [(&str, &str); 4] = [
+    ("svg", "the chart"),
+    ("png", "the chart as a picture"),
+    ("html", "the page to hover over and zoom"),
+    ("json", "the trace for https://ui.perfetto.dev"),
+];
+
+/// Writes charts into a folder.
+pub struct Charts {
+    folder: Option<PathBuf>,
+}
+
+impl Charts {
+    /// Makes the folder now: what is wrong with it shows before hours have passed.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn new(folder: Option<PathBuf>) -> Result<Self, Failure> {
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder)
+                .map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))?;
+        }
+        Ok(Self { folder })
+    }
+
+    /// Prints the summary, with roles and segments where they were watched, and writes the files.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn end(&self, training: &Training) -> Result<(), Failure> {
+        let watch = training.stack.strategy::<MemoryTimeline>();
+        let timeline = match watch.map(MemoryTimeline::timeline) {
+            Some(Ok(timeline)) => timeline,
+            Some(Err(error)) => {
+                println!("{}\nno charts: {error}", memory::summary());
+                return Ok(());
+            }
+            None => {
+                println!("{}", memory::summary());
+                return Ok(());
+            }
+        };
+        println!("{}", timeline.summary());
+        self.folder.iter().try_for_each(|folder| write(&timeline, &folder.join("step")))
+    }
+}
+
+fn write(timeline: &Timeline, path: &std::path::Path) -> Result<(), Failure> {
+    for (ending, what) in FILES {
+        let path = path.with_extension(ending);
+        timeline.save(&path)?;
+        println!("wrote {what}: {}", path.display());
+    }
+    Ok(())
+}

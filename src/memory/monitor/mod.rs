@@ -1,0 +1,296 @@
+//! Figures of a run while it runs.
+
+mod lines;
+mod sample;
+mod source;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::fmt::{self, Debug, Formatter};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use lines::Lines;
+pub use sample::{CgroupSample, DeviceSample, MonitorSummary, Sample, Warning};
+use source::{Here, Source};
+use watch::{OnSample, Watch};
+
+use crate::error::{Error, Result};
+
+/// Warnings that a monitor remembers; older ones are dropped.
+pub const WARNINGS: usize = 256;
+
+/// Settings of a [`Monitor`], made by [`Monitor::every`].
+#[must_use = "nothing is watched before start"]
+pub struct MonitorConfig {
+    interval: Duration,
+    warn_at: f64,
+    margin: f64,
+    lines: Option<PathBuf>,
+    on_sample: Option<OnSample>,
+}
+
+/// Looks at the memory of devices, process, machine and control group again and again, on a
+/// thread of its own.
+///
+/// Samples go to a file, to a function of yours, or wait to be asked for. Memory that is nearly
+/// full is warned of through [`tracing`] before the kernel kills the process: once, and again
+/// only after it had come down.
+///
+/// *Cost*: per sample the counters and five small files of `/proc` and `/sys`, on its own
+/// thread. It takes no counted memory, draws no random number and waits for no device.
+///
+/// *Limits*: what rises and falls between two samples is not seen, except the peaks that
+/// allocators count themselves. The group to watch is looked up at the start. Outside Linux
+/// only devices have figures.
+///
+/// ```
+/// use memfit::memory::Monitor;
+/// use std::time::Duration;
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let file = folder.path().join("memory.jsonl");
+/// let monitor = Monitor::every(Duration::from_millis(500)).write_json_lines(&file).start()?;
+/// // … train; for a progress bar:
+/// println!("live on the CPU: {} B", monitor.latest().devices[0].live);
+/// let summary = monitor.stop()?;
+/// assert!(summary.samples >= 2); // one at the start, one at the end
+/// # Ok::<(), memfit::Error>(())
+/// ```
+#[must_use = "a monitor ends when it is dropped"]
+pub struct Monitor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MonitorConfig {
+    /// Appends each sample to a file as one line of JSON, complete when the sample is over.
+    ///
+    /// Times are in seconds since the start and since 1970, everything else is whole bytes;
+    /// `docs/system.md` lists the fields. Lines come behind those that the file has. Where
+    /// writing fails the monitor goes on, and so does writing once there is room;
+    /// [`Monitor::stop`] returns the first failure.
+    pub fn write_json_lines(self, path: impl Into<PathBuf>) -> Self {
+        Self { lines: Some(path.into()), ..self }
+    }
+
+    /// Calls a function with each sample, on the monitor's thread. While it runs no sample is
+    /// taken. One that panics is not called again, and [`Monitor::stop`] returns its panic.
+    pub fn on_sample(self, on_sample: impl FnMut(&Sample) + Send + 'static) -> Self {
+        Self { on_sample: Some(Box::new(on_sample)), ..self }
+    }
+
+    /// Warns once this share of the machine's RAM, or of the control group's limit, is in use;
+    /// 0.9 unless set. Page cache is left out, since it gives way.
+    pub fn warn_at(self, share: f64) -> Self {
+        Self { warn_at: share, ..self }
+    }
+
+    /// Warns again only after the share in use was below [`warn_at`](Self::warn_at) by this
+    /// much; 0.05 unless set.
+    pub fn margin(self, share: f64) -> Self {
+        Self { margin: share, ..self }
+    }
+
+    /// Takes the first sample and starts the thread.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an interval of zero, a share to warn at outside of 0 to 1, a margin
+    /// that is negative or not below that share; [`Error::Io`] where the file cannot be opened;
+    /// [`Error::Unsupported`] where the system gives no thread.
+    pub fn start(self) -> Result<Monitor> {
+        self.start_from(|| Box::new(Here::new()))
+    }
+
+    fn start_from(self, source: impl FnOnce() -> Box<dyn Source>) -> Result<Monitor> {
+        self.check()?;
+        let lines = self.lines.as_deref().map(Lines::open).transpose()?;
+        let mut watch = Watch::new(source(), self.warn_at, self.margin).telling(lines, self.on_sample);
+        let first = watch.look();
+        let shared = Arc::new(Shared::new(&first));
+        let (theirs, interval) = (shared.clone(), self.interval);
+        let run = move || run(watch, &theirs, first, interval);
+        let thread = std::thread::Builder::new().name("memfit-monitor".to_owned()).spawn(run);
+        let thread = thread.map_err(|error| Error::Unsupported {
+            what: "a monitor".to_owned(),
+            place: format!("where the system gives no thread ({error})"),
+            remedy: "raise the limit on threads (ulimit -u), or read memory::stats in the loop".to_owned(),
+        })?;
+        Ok(Monitor { shared, thread: Some(thread) })
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.interval.is_zero() {
+            return Err(Error::config("Monitor::every", "the interval must be above zero"));
+        }
+        if !(self.warn_at > 0.0 && self.warn_at <= 1.0) {
+            let problem = format!("{} is not a share above 0 and up to 1", self.warn_at);
+            return Err(Error::config("warn_at", problem));
+        }
+        if !(self.margin >= 0.0 && self.margin < self.warn_at) {
+            let problem =
+                format!("{} is not between 0 and the share to warn at, {}", self.margin, self.warn_at);
+            return Err(Error::config("margin", problem));
+        }
+        Ok(())
+    }
+}
+
+impl Monitor {
+    /// One that looks at each interval, once it is [started](MonitorConfig::start).
+    pub fn every(interval: Duration) -> MonitorConfig {
+        MonitorConfig { interval, warn_at: 0.9, margin: 0.05, lines: None, on_sample: None }
+    }
+
+    /// The newest sample.
+    pub fn latest(&self) -> Sample {
+        self.shared.state.lock().latest.clone()
+    }
+
+    /// The highest figures so far.
+    pub fn summary(&self) -> MonitorSummary {
+        self.shared.state.lock().summary.clone()
+    }
+
+    /// The warnings so far, the newest [`WARNINGS`] of them.
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.shared.state.lock().summary.warnings.clone()
+    }
+
+    /// Takes a last sample, ends and returns the highest figures.
+    ///
+    /// # Errors
+    /// The first failure of writing lines, or the panic of the function that is called with
+    /// samples; [`Monitor::summary`], asked before, has the figures nevertheless.
+    pub fn stop(mut self) -> Result<MonitorSummary> {
+        self.end(Ending::AfterASample)?;
+        let mut state = self.shared.state.lock();
+        state.failure.take().map_or_else(|| Ok(state.summary.clone()), Err)
+    }
+
+    /// Ends the thread and waits for that; the wait between samples ends at once.
+    fn end(&mut self, ending: Ending) -> Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.shared.state.lock().ending = Some(ending);
+        self.shared.woken.notify_all();
+        // Dropped by the function that it calls, it cannot wait for itself.
+        if thread.thread().id() == std::thread::current().id() {
+            return Ok(());
+        }
+        thread.join().map_err(|payload| Error::from_panic(payload, "a monitor's thread"))
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let ended = self.end(Ending::Now);
+        let failure = self.shared.state.lock().failure.take();
+        if let Some(error) = ended.err().or(failure) {
+            tracing::error!(%error, "a monitor failed");
+        }
+    }
+}
+
+impl Debug for MonitorConfig {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("MonitorConfig");
+        fields.field("interval", &self.interval).field("warn_at", &self.warn_at);
+        fields.field("margin", &self.margin).field("lines", &self.lines).finish_non_exhaustive()
+    }
+}
+
+impl Debug for Monitor {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Monitor").field("summary", &self.summary()).finish_non_exhaustive()
+    }
+}
+
+/// What the monitor's thread and its owner both see.
+struct Shared {
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+struct State {
+    latest: Sample,
+    summary: MonitorSummary,
+    failure: Option<Error>,
+    ending: Option<Ending>,
+}
+
+/// How the thread is to end.
+#[derive(Clone, Copy)]
+enum Ending {
+    Now,
+    AfterASample,
+}
+
+impl Shared {
+    fn new(first: &Sample) -> Self {
+        let mut summary = MonitorSummary::default();
+        summary.add(first);
+        let state = State { latest: first.clone(), summary, failure: None, ending: None };
+        Self { state: Mutex::new(state), woken: Condvar::new() }
+    }
+
+    fn publish(&self, sample: &Sample) {
+        let mut state = self.state.lock();
+        state.summary.add(sample);
+        state.latest = sample.clone();
+    }
+
+    /// Keeps the first failure for `stop` and logs the others.
+    fn failed(&self, error: Error) {
+        let mut state = self.state.lock();
+        match state.failure {
+            Some(_) => tracing::debug!(%error, "a monitor failed again"),
+            None => state.failure = Some(error),
+        }
+    }
+
+    /// Waits until it is time for the next sample, or until the monitor is to end. A time that
+    /// no clock reaches never comes.
+    fn wait(&self, due: Option<Instant>) -> Option<Ending> {
+        let mut state = self.state.lock();
+        while state.ending.is_none() {
+            match due {
+                None => self.woken.wait(&mut state),
+                Some(due) if self.woken.wait_until(&mut state, due).timed_out() => break,
+                Some(_) => {}
+            }
+        }
+        state.ending
+    }
+}
+
+/// The thread.
+fn run(mut watch: Watch, shared: &Shared, first: Sample, interval: Duration) {
+    let tell = |watch: &mut Watch, sample: &Sample| {
+        if let Err(error) = watch.tell(sample) {
+            shared.failed(error);
+        }
+    };
+    tell(&mut watch, &first);
+    let mut due = Instant::now().checked_add(interval);
+    loop {
+        let ending = shared.wait(due);
+        if matches!(ending, Some(Ending::Now)) {
+            return;
+        }
+        let sample = watch.look();
+        shared.publish(&sample);
+        tell(&mut watch, &sample);
+        if ending.is_some() {
+            return;
+        }
+        // Samples that came too late are left out, not caught up with.
+        let now = Instant::now();
+        due = due.and_then(|due| due.checked_add(interval)).filter(|due| *due > now);
+        due = due.or_else(|| now.checked_add(interval));
+    }
+}

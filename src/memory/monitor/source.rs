@@ -1,0 +1,65 @@
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tch::Device;
+
+use super::sample::{CgroupSample, DeviceSample, Sample};
+use crate::ffi;
+use crate::memory::{Resident, resident, stats};
+use crate::sys::cgroup::Groups;
+use crate::sys::machine::Machine;
+
+/// Where figures come from: the system, or a test.
+pub(super) trait Source: Send {
+    /// The figures now, without warnings.
+    fn read(&mut self) -> Sample;
+}
+
+/// This process on this machine.
+#[derive(Debug)]
+pub(super) struct Here {
+    start: Instant,
+    machine: Machine,
+    groups: Option<Groups>,
+    devices: Vec<Device>,
+}
+
+impl Here {
+    pub(super) fn new() -> Self {
+        let machine = Machine::here();
+        let accelerators = (0..ffi::device::count()).map(Device::Cuda);
+        let devices = std::iter::once(Device::Cpu).chain(accelerators).collect();
+        Self { start: Instant::now(), groups: Groups::of(&machine), machine, devices }
+    }
+}
+
+impl Source for Here {
+    fn read(&mut self) -> Sample {
+        let memory = self.machine.memory().ok();
+        let group = self.groups.as_ref().and_then(Groups::read);
+        Sample {
+            time: self.start.elapsed(),
+            unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO),
+            devices: self.devices.iter().filter_map(|device| counted(*device)).collect(),
+            resident: own(),
+            ram_total: memory.map(|(ram, ..)| ram.total),
+            ram_available: memory.map(|(ram, ..)| ram.available),
+            swap_used: memory.map(|(_, swap, _)| swap.used),
+            cgroup: group.map(|group| CgroupSample {
+                usage: group.usage,
+                page_cache: group.page_cache,
+                limit: group.limit,
+            }),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+/// A device whose allocator nobody has used yet has no figures, and gets none.
+fn counted(device: Device) -> Option<DeviceSample> {
+    let stats = stats(device).ok()?;
+    Some(DeviceSample { device, live: stats.current, peak: stats.peak, reserved: stats.reserved })
+}
+
+fn own() -> Option<Resident> {
+    resident().ok()
+}
