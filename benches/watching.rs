@@ -67,7 +67,9 @@ impl Subject {
             assert!(training.step_with(loss).expect("a step").stepped());
             start.elapsed().as_secs_f64()
         };
-        (0..2).for_each(|_| drop(step()));
+        (0..2).for_each(|_| {
+            step();
+        });
         let profiling = (watch == Watch::Profiler).then(|| Profiler::new().start().expect("a profiler"));
         let seconds = support::median((0..self.steps).map(|_| step()).collect());
         drop((profiling, watching));

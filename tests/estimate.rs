@@ -8,7 +8,7 @@ mod training;
 
 use std::sync::{Arc, Mutex};
 
-use gpt::{Amp, Choice, Config, Plan, Recompute, When};
+use gpt::{Amp, Choice, Config, Plan, Recompute, Split, When};
 use memfit::memory::{FailAt, Held, Home, How, Limit, Phase, Role};
 use memfit::optim::{AdamW, AdamWConfig, InBackward, Sgd, SgdConfig};
 use memfit::strategies::{GradAccumulator, MasterWeights, Rollback};
@@ -202,13 +202,13 @@ fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
         Plan { amp: Amp::Bf16, ..plain.clone() },
         Plan { recompute: checkpoint, ..plain.clone() },
         Plan { amp: Amp::Bf16, recompute: checkpoint, ..plain.clone() },
-        Plan { accumulate: 4, ..plain.clone() },
-        Plan { amp: Amp::Bf16, recompute: checkpoint, accumulate: 4, ..plain.clone() },
+        Plan { split: Split::Into(4), ..plain.clone() },
+        Plan { amp: Amp::Bf16, recompute: checkpoint, split: Split::Into(4), ..plain.clone() },
         Plan { when: When::InBackward, ..plain.clone() },
         Plan { state: Some(folder.clone()), recompute: checkpoint, ..plain.clone() },
         Plan { activations: Some(folder.clone()), ..plain.clone() },
         Plan { weights: Some(folder.clone()), recompute: checkpoint, ..plain.clone() },
-        Plan { optimizer: Choice::AdamW8bit, accumulate: 16, ..plain.clone() },
+        Plan { optimizer: Choice::AdamW8bit, split: Split::Into(16), ..plain.clone() },
     ];
     let config = Config { batch: 16, ..Config::small() };
     for plan in plans {
@@ -216,7 +216,8 @@ fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
         let mut training = plan.start(&config).unwrap();
         let bytes = Tensor::randint(256, [config.batch, config.context], (Kind::Int64, Device::Cpu));
         let batch = (bytes.shallow_clone(), bytes);
-        let rows = config.batch / plan.accumulate as i64;
+        let micro_batches = if let Split::Into(micro_batches) = plan.split { micro_batches } else { 1 };
+        let rows = config.batch / micro_batches as i64;
         let model = &training.model;
         let estimate = training
             .stack

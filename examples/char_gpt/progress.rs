@@ -55,7 +55,21 @@ impl Progress {
         let (tokens, rows, peak, skipped) = (0.0, None, 0, 0);
         let shown = now.checked_sub(PAUSE).unwrap_or(now);
         let (start, done) = (now, from);
-        Ok(Self { bar, monitor, terminal, start, shown, steps, from, done, losses, tokens, rows, peak, skipped })
+        Ok(Self {
+            bar,
+            monitor,
+            terminal,
+            start,
+            shown,
+            steps,
+            from,
+            done,
+            losses,
+            tokens,
+            rows,
+            peak,
+            skipped,
+        })
     }
 
     /// Counts one step and shows it.

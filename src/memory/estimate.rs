@@ -5,7 +5,7 @@ use tch::{Device, Kind};
 use super::extrapolate::How;
 use super::phase::Phase;
 use super::role::RoleBytes;
-use super::timeline::{amount, shown};
+use super::tables::{amount, shown};
 
 /// What a training step will take, told before the first one; from
 /// [`Stack::estimate`](crate::Stack::estimate). `Display` writes it as a table.

@@ -214,7 +214,8 @@ fn before(event: &Event, number: u64) -> Now {
         1 => event.live + event.bytes,
         _ => event.live,
     };
-    Now { next: number, oldest: number, live, nanoseconds: event.nanoseconds, word: event.word }
+    let (nanoseconds, word) = (event.nanoseconds, event.word);
+    Now { next: number, oldest: number, live, nanoseconds, word, gone: 0 }
 }
 
 /// The events up to the end of the last phase of training.

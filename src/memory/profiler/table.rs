@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::nest::{Figures, Operator};
 use super::profile::Profile;
-use crate::memory::timeline::{amount, shown};
+use crate::memory::tables::{amount, shown};
 
 /// What a table of operators is sorted by, the most first.
 #[non_exhaustive]

@@ -3,6 +3,7 @@
 
 use tch::Tensor;
 
+use crate::ffi::tensor::storage_identity;
 use crate::ffi::timeline::{Block, Finder, Followed, Now, now};
 use crate::memory::{Marks, Role};
 use crate::optim::Optimizer;
@@ -21,6 +22,15 @@ pub(super) struct Labels {
     state: Vec<Block>,
     /// How many followed blocks had gone when that was found.
     state_gone: u64,
+    masters: Masters,
+}
+
+/// Whether the optimizer moves tensors of its own in the model's place, with gradients of theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Masters {
+    #[default]
+    None,
+    Some,
 }
 
 impl Labels {
@@ -73,7 +83,8 @@ impl Labels {
         }
         let another = pass.end() | moved;
         if !another && self.state_gone == now.gone {
-            return; // as it was labelled when the window began
+            self.master_gradients(marks, optimizer);
+            return; // the rest is as it was labelled when the window began
         }
         self.state_gone = now.gone;
         self.storages.clear();
@@ -85,6 +96,18 @@ impl Labels {
             .extend(self.optimizer.all().filter(|(storage, _)| beside(storage)).map(|(_, block)| block));
         marks.forget(Role::OptimizerState);
         self.state(marks, &now);
+        let mut held = optimizer.groups().iter().flat_map(|group| tensors(group.parameters()));
+        let masters = held.any(|tensor| beside(&(storage_identity(tensor) as u64)));
+        self.masters = if masters { Masters::Some } else { Masters::None };
+        self.master_gradients(marks, optimizer);
+    }
+
+    /// A label holds for a block's whole life, so it comes in time at the update.
+    fn master_gradients(&mut self, marks: &mut Marks, optimizer: &dyn Optimizer) {
+        if self.masters == Masters::Some {
+            let held = optimizer.groups().iter().flat_map(|group| tensors(group.parameters()));
+            marks.add(Role::Gradients, self.gradients.find(held, true).iter().copied());
+        }
     }
 }
 

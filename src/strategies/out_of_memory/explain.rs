@@ -47,7 +47,10 @@ impl Stuck {
             let state = scene.optimizer.state_of(group, index);
             recording.label(Role::OptimizerState, state.into_iter().map(|tensor| &*tensor));
         }
-        recording.timeline().ok().map(|timeline| timeline.peak())
+        let timeline = recording.timeline().ok()?;
+        // Where the events up to the failure are lost, it shows what came after.
+        let seen = timeline.lost() == 0 || !timeline.refusals().is_empty();
+        seen.then(|| timeline.peak())
     }
 }
 
