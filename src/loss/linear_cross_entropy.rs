@@ -94,8 +94,8 @@ pub struct TokenLoss {
 }
 
 impl TokenLoss {
-    /// The loss with its weight, for a step. A step refuses the weight 0 of a micro-batch in which
-    /// no token counts: leave such a one out.
+    /// The loss with its weight, for a step. A micro-batch in which no token counts has the weight
+    /// 0 and counts for nothing in its window.
     pub fn into_loss(self) -> Loss {
         match self.reduction {
             Reduction::Mean => Loss::mean(self.loss, self.weight),

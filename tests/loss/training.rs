@@ -139,7 +139,8 @@ fn under_windows_autocast_offload_and_checkpointing_it_trains_as_the_plain_loss(
     }
 }
 
-/// A batch of 40 rows of which 7 fit at once, against the plain loss of the whole batch.
+/// A batch of 40 rows of which 7 fit at once, so micro-batches of 5, one of them of ignored labels
+/// only, against the plain loss of the whole batch.
 #[test]
 fn in_a_split_batch_it_trains_as_the_plain_loss_of_the_whole() {
     let _guard = serial();
@@ -154,9 +155,7 @@ fn in_a_split_batch_it_trains_as_the_plain_loss_of_the_whole() {
             memfit::tch::manual_seed(12);
             let x = Tensor::randn([40, 6], (Kind::Float, Device::Cpu));
             let targets = Tensor::randint(40, [40], (Kind::Int64, Device::Cpu));
-            for ignored in [3, 4, 20] {
-                let _ = targets.get(ignored).fill_(IGNORED);
-            }
+            let _ = targets.narrow(0, 8, 7).fill_(IGNORED);
             let outcome = training.step_batch(&(x, targets), |(x, targets)| {
                 if fused && x.size()[0] > 7 {
                     let device = Device::Cpu;
