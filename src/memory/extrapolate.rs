@@ -48,6 +48,17 @@ pub enum How {
     OneRow,
 }
 
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Ran => "these rows ran",
+            Self::EveryMoment => "continued from a few rows, moment by moment",
+            Self::EachPass => "continued from a few rows, pass by pass",
+            Self::OneRow => "one row, multiplied",
+        })
+    }
+}
+
 impl Trial {
     pub(crate) fn grown(&self, live: u64) -> i64 {
         live as i64 - self.before as i64

@@ -30,7 +30,7 @@ pub fn summary() -> String {
 }
 
 /// A device as a table's heading has it.
-fn name(device: Device) -> String {
+pub(super) fn name(device: Device) -> String {
     match device {
         Device::Cuda(index) => format!("cuda:{index}"),
         other => format!("{other:?}").to_lowercase(),

@@ -140,7 +140,6 @@ impl Stack {
         let part = sample.take_rows(0..rows)?;
         let recording = self.watch();
         let stand_in = Box::new(StandIn::of(self.optimizer.as_ref())?);
-        let fresh = [&self.window_start, &self.micro_start].map(|start| start.generators().is_none());
         let before = memory::stats(self.model.device)?.current;
         let (activations, after) = (0, before);
         let trial = Trial { rows, before, activations, after, passes: Vec::new(), timeline: None };
@@ -155,11 +154,6 @@ impl Stack {
         }
         // Sums that a strategy keeps on tensors of its own.
         self.optimizer.zero_grad();
-        for (start, fresh) in [&mut self.window_start, &mut self.micro_start].into_iter().zip(fresh) {
-            if fresh {
-                start.forget_generators();
-            }
-        }
         ran
     }
 
@@ -175,9 +169,6 @@ impl Stack {
         let several = self.has_windows();
         for index in 0..=usize::from(several) {
             let micro = micro_of(index, several, self.position);
-            if index > 0 {
-                self.micro_start.remember(&self.model.buffers)?;
-            }
             let peak = PeakScope::new(device)?;
             let loss = self.forward(micro, &mut loss_of)?;
             if loss.is_empty() {
