@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use gpt::{Amp, Choice, Config, Plan, Recompute, When};
 use memfit::memory::{FailAt, Held, Home, How, Limit, Phase, Role};
 use memfit::optim::{AdamW, AdamWConfig, InBackward, Sgd, SgdConfig};
-use memfit::strategies::{GradAccumulator, MasterWeights, Rollback};
+use memfit::strategies::{GradAccumulator, MasterWeights, MemoryTimeline, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 use memfit::{Backward, CpuOffload, Error, Loss, NextBackward, Place, Result, Stack, StackBuilder, Strategy};
 use support::{live, serial, sgd, vector};
@@ -395,4 +395,25 @@ fn the_table_tells_what_is_where() {
     // The next step changes nothing of what the first one told.
     let _ = training.step_with(|| loss(&Tensor::ones([7], CPU))).unwrap();
     assert_eq!(training.estimate_error(), Some(error));
+}
+
+/// A timeline in the stack shares its room for events with an estimate.
+#[test]
+fn beside_a_timeline_it_sees_as_much_as_there_is_room_for() {
+    let _guard = serial();
+    for (room, how) in [(memfit::memory::EVENTS, How::EveryMoment), (1000, How::EachPass)] {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = layers(&vs);
+        let timeline = MemoryTimeline::new().capacity(room);
+        let mut training = Stack::of(&vs, adamw(&vs)).with(timeline).build().unwrap();
+        let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), x.size()[0]));
+        let x = Tensor::randn([60, 64], CPU);
+        let estimate = training.estimate(&x, 60, loss).unwrap();
+        assert_eq!(estimate.how, how);
+        assert!(training.step_with(|| loss(&x)).unwrap().stepped());
+        let error = training.estimate_error().unwrap();
+        assert!(error.percent().abs() < 5.0, "{error}");
+        let timeline = training.strategy::<MemoryTimeline>().unwrap().timeline().unwrap();
+        assert_eq!(timeline.peak().bytes, error.measured);
+    }
 }

@@ -42,7 +42,7 @@ pub enum How {
     /// fixed part and a part per row.
     EveryMoment,
     /// As [`How::EveryMoment`], but for the highest moment of each pass only: the runs did not do the same, or
-    /// were not recorded.
+    /// were not recorded. Too low where the peak moves to another moment for more rows.
     EachPass,
     /// One row ran, and its activations and temporaries were multiplied by the rows.
     OneRow,

@@ -31,7 +31,7 @@ impl Stack {
     /// Tells what a step will take whose micro-batches have `rows` rows like those of `sample`:
     /// weights, gradients and states exactly, activations and the peak from forward and backward
     /// passes over the first row, and over the first two where the sample has them, as a fixed
-    /// part and a part per row. `docs/memory-model.md` has the model, its limits and its errors.
+    /// part and a part per row; over more where few do not tell the rest. `docs/memory-model.md` has the model, its limits and its errors.
     ///
     /// The passes run as in training, on top of the first one's gradients too where windows have
     /// several micro-batches. Nothing is updated: under an optimizer that updates in backward,
@@ -114,6 +114,18 @@ impl Stack {
         // Operators may do with one row what they do with no other number.
         if there >= 3 && !alike(&trials[0], &trials[1]) {
             trials.push(self.trial(sample, 3, loss_of)?);
+        }
+        let told = matches!(&trials[..], [.., a, b] if alike(a, b));
+        let half = there.min(rows / 2);
+        if half > 3 && !told {
+            // The highest moment of a pass is another one for more rows.
+            match self.largest_trials(rows, half, sample, loss_of) {
+                Ok(larger) => trials.extend(larger),
+                Err(error) if error.is_out_of_memory() => {
+                    tracing::debug!(%error, "half of the rows do not fit")
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(trials)
     }
