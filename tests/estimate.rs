@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use gpt::{Amp, Choice, Config, Plan, Recompute, Split, When};
 use memfit::memory::{FailAt, Held, Home, How, Limit, Phase, Role};
 use memfit::optim::{AdamW, AdamWConfig, InBackward, Sgd, SgdConfig};
-use memfit::strategies::{GradAccumulator, MasterWeights, Rollback};
+use memfit::strategies::{GradAccumulator, MasterWeights, MemoryTimeline, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 use memfit::{Backward, CpuOffload, Error, Loss, NextBackward, Place, Result, Stack, StackBuilder, Strategy};
-use support::{live, serial, sgd, slope, vector};
+use support::{live, serial, sgd, vector};
 use training::{KITS, Run, batch, difference_of, half};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -74,21 +74,11 @@ fn a_million_half_weights_under_adam_are_16_megabytes_of_states_and_18_with_fp32
     // As the allocator counts: with fp16 gradients right after backward, then with fp32 sums.
     spy.0.lock().unwrap().clear();
     let _ = training.step_with(|| summed(&w)).unwrap();
-    let generators = estimate_of_generators();
-    let seen = spy.0.lock().unwrap()[0] - empty - beside - generators;
+    let seen = spy.0.lock().unwrap()[0] - empty - beside;
     // The loss itself, of 2 bytes, and its total, of 4.
     assert_eq!(seen, 16_000_000 + 2 + 4);
-    assert_eq!(live() - empty - beside - generators, 18_000_000 + 4);
+    assert_eq!(live() - empty - beside, 18_000_000 + 4);
     training.discard().unwrap();
-}
-
-/// What the driver keeps of libtorch's generator from the first window on.
-fn estimate_of_generators() -> u64 {
-    let (vs, w) = vector(1);
-    let mut training = Stack::of(&vs, sgd(&vs)).build().unwrap();
-    let before = live();
-    drop(training.step_with(|| Ok(Loss::of(slope(&w, &[1.0])))).unwrap());
-    live() - before
 }
 
 #[test]
@@ -190,6 +180,36 @@ fn activations_are_a_fixed_part_and_a_part_per_row() {
     assert_eq!(estimate.activations.bytes, 50 * 400 + 404);
 }
 
+/// One row needs no copy to be contiguous; a loop over rows has more events for more of them.
+#[test]
+fn rows_that_do_something_else_than_others_are_found() {
+    let _guard = serial();
+    let x = Tensor::randn([50, 64], CPU);
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = layers(&vs);
+    let mut training = Stack::of(&vs, adamw(&vs)).build().unwrap();
+    let copied = |x: &Tensor| {
+        let columns = model.forward(x).tr().contiguous();
+        Ok(Loss::mean(columns.exp().mean(Kind::Float), x.size()[0]))
+    };
+    let estimate = training.estimate(&x, 50, copied).unwrap();
+    assert_eq!(estimate.how, How::EveryMoment);
+    assert!(training.step_with(|| copied(&x)).unwrap().stepped());
+    let error = training.estimate_error().unwrap();
+    assert_eq!(error.predicted, error.measured, "{error}");
+
+    let looped = |x: &Tensor| {
+        let rows = x.size()[0];
+        let each = (0..rows).map(|row| model.forward(&x.narrow(0, row, 1)).exp().mean(Kind::Float));
+        Ok(Loss::mean(each.reduce(|sum, row| sum + row).unwrap() / rows as f64, rows))
+    };
+    let estimate = training.estimate(&x, 50, looped).unwrap();
+    assert_eq!(estimate.how, How::EachPass);
+    assert!(training.step_with(|| looped(&x)).unwrap().stepped());
+    let error = training.estimate_error().unwrap();
+    assert!(error.percent().abs() < 5.0, "{error}");
+}
+
 /// The errors that `docs/memory-model.md` tells: run it with `--nocapture`.
 #[test]
 fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
@@ -226,7 +246,8 @@ fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
         assert!(training.step(&batch).unwrap().stepped());
         let error = training.stack.estimate_error().unwrap();
         println!("{}: {error}, {:?}, in {}", plan.name(), estimate.how, estimate.phase.name());
-        assert!(error.percent().abs() < 5.0, "{}: {error}\n{estimate}", plan.name());
+        assert_ne!(estimate.how, How::EachPass, "{}", plan.name());
+        assert!(error.percent().abs() < 3.0, "{}: {error}\n{estimate}", plan.name());
     }
 }
 
@@ -360,8 +381,12 @@ fn the_table_tells_what_is_where() {
     // Both moments of the one weight are in memory at its update.
     assert_eq!(estimate.phase, Phase::Update);
     let table = estimate.to_string();
-    for part in ["7 rows", "optimizer state         8.4 MB  Float, offloaded", "predicted peak", "in update"]
-    {
+    for part in [
+        "7 rows",
+        "optimizer state         8.4 MB  Float, offloaded",
+        "predicted peak",
+        "in update; continued from a few rows",
+    ] {
         assert!(table.contains(part), "{part}:\n{table}");
     }
     let _ = training.step_with(|| loss(&Tensor::ones([7], CPU))).unwrap();
@@ -371,4 +396,25 @@ fn the_table_tells_what_is_where() {
     // The next step changes nothing of what the first one told.
     let _ = training.step_with(|| loss(&Tensor::ones([7], CPU))).unwrap();
     assert_eq!(training.estimate_error(), Some(error));
+}
+
+/// A timeline in the stack shares its room for events with an estimate.
+#[test]
+fn beside_a_timeline_it_sees_as_much_as_there_is_room_for() {
+    let _guard = serial();
+    for (room, how) in [(memfit::memory::EVENTS, How::EveryMoment), (1000, How::EachPass)] {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let model = layers(&vs);
+        let timeline = MemoryTimeline::new().capacity(room);
+        let mut training = Stack::of(&vs, adamw(&vs)).with(timeline).build().unwrap();
+        let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), x.size()[0]));
+        let x = Tensor::randn([60, 64], CPU);
+        let estimate = training.estimate(&x, 60, loss).unwrap();
+        assert_eq!(estimate.how, how);
+        assert!(training.step_with(|| loss(&x)).unwrap().stepped());
+        let error = training.estimate_error().unwrap();
+        assert!(error.percent().abs() < 5.0, "{error}");
+        let timeline = training.strategy::<MemoryTimeline>().unwrap().timeline().unwrap();
+        assert_eq!(timeline.peak().bytes, error.measured);
+    }
 }

@@ -5,6 +5,7 @@ use tch::{Device, Kind};
 use super::extrapolate::How;
 use super::phase::Phase;
 use super::role::RoleBytes;
+use super::summary::name;
 use super::tables::{amount, shown};
 
 /// What a training step will take, told before the first one; from
@@ -156,8 +157,9 @@ impl Display for EstimateError {
 
 impl Display for Estimate {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "estimate of a step with micro-batches of {} rows on {:?}", self.rows, self.device)?;
-        for (name, list) in [
+        let device = name(self.device);
+        writeln!(f, "estimate of a step with micro-batches of {} rows on {device}", self.rows)?;
+        for (what, list) in [
             ("parameters", &self.parameters),
             ("buffers", &self.buffers),
             ("master weights", &self.master_weights),
@@ -170,7 +172,7 @@ impl Display for Estimate {
                     Home::Memory(_) => ", in host memory",
                     Home::Away => ", offloaded",
                 };
-                row(f, name, held.bytes, &format!("{:?}{home}", held.kind))
+                row(f, what, held.bytes, &format!("{:?}{home}", held.kind))
             })?;
         }
         if self.hidden_state {
@@ -180,11 +182,12 @@ impl Display for Estimate {
             row(f, "gradient sums", self.gradient_sums, "kept by strategies through a window")?;
         }
         let Activations { fixed, per_row, bytes } = self.activations;
-        let each = format!("{} rows × {per_row} B {} {} B", self.rows, sign(fixed), fixed.unsigned_abs());
+        let (each, more) = (amount(per_row.unsigned_abs()), amount(fixed.unsigned_abs()));
+        let each = format!("{} rows × {}{each} {} {more}", self.rows, minus(per_row), sign(fixed));
         row(f, "activations", bytes, &each)?;
         row(f, "live now", self.live, "all that is in memory already")?;
         let segment = self.segment.as_ref().map(|name| format!(", segment {}", shown(name)));
-        let place = format!("in {}{}", self.phase.name(), segment.unwrap_or_default());
+        let place = format!("in {}{}; {}", self.phase.name(), segment.unwrap_or_default(), self.how);
         row(f, "predicted peak", self.peak, &place)?;
         if let Some(roles) = &self.roles {
             for (role, bytes) in roles.iter().filter(|(_, bytes)| *bytes > 0) {
@@ -198,6 +201,10 @@ impl Display for Estimate {
 fn row(f: &mut Formatter<'_>, name: &str, bytes: u64, remark: &str) -> fmt::Result {
     let line = format!("{name:<18}{:>12}  {remark}", amount(bytes));
     writeln!(f, "{}", line.trim_end())
+}
+
+fn minus(number: i64) -> &'static str {
+    if number < 0 { "−" } else { "" }
 }
 
 fn sign(number: i64) -> char {

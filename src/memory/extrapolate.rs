@@ -42,10 +42,21 @@ pub enum How {
     /// fixed part and a part per row.
     EveryMoment,
     /// As [`How::EveryMoment`], but for the highest moment of each pass only: the runs did not do the same, or
-    /// were not recorded.
+    /// were not recorded. Too low where the peak moves to another moment for more rows.
     EachPass,
     /// One row ran, and its activations and temporaries were multiplied by the rows.
     OneRow,
+}
+
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Ran => "these rows ran",
+            Self::EveryMoment => "continued from a few rows, moment by moment",
+            Self::EachPass => "continued from a few rows, pass by pass",
+            Self::OneRow => "one row, multiplied",
+        })
+    }
 }
 
 impl Trial {

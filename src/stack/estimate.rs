@@ -31,7 +31,7 @@ impl Stack {
     /// Tells what a step will take whose micro-batches have `rows` rows like those of `sample`:
     /// weights, gradients and states exactly, activations and the peak from forward and backward
     /// passes over the first row, and over the first two where the sample has them, as a fixed
-    /// part and a part per row. `docs/memory-model.md` has the model, its limits and its errors.
+    /// part and a part per row; over more where few do not tell the rest. `docs/memory-model.md` has the model, its limits and its errors.
     ///
     /// The passes run as in training, on top of the first one's gradients too where windows have
     /// several micro-batches. Nothing is updated: under an optimizer that updates in backward,
@@ -115,6 +115,18 @@ impl Stack {
         if there >= 3 && !alike(&trials[0], &trials[1]) {
             trials.push(self.trial(sample, 3, loss_of)?);
         }
+        let told = matches!(&trials[..], [.., a, b] if alike(a, b));
+        let half = there.min(rows / 2);
+        if half > 3 && !told {
+            // The highest moment of a pass is another one for more rows.
+            match self.largest_trials(rows, half, sample, loss_of) {
+                Ok(larger) => trials.extend(larger),
+                Err(error) if error.is_out_of_memory() => {
+                    tracing::debug!(%error, "half of the rows do not fit")
+                }
+                Err(error) => return Err(error),
+            }
+        }
         Ok(trials)
     }
 
@@ -140,7 +152,6 @@ impl Stack {
         let part = sample.take_rows(0..rows)?;
         let recording = self.watch();
         let stand_in = Box::new(StandIn::of(self.optimizer.as_ref())?);
-        let fresh = [&self.window_start, &self.micro_start].map(|start| start.generators().is_none());
         let before = memory::stats(self.model.device)?.current;
         let (activations, after) = (0, before);
         let trial = Trial { rows, before, activations, after, passes: Vec::new(), timeline: None };
@@ -155,11 +166,6 @@ impl Stack {
         }
         // Sums that a strategy keeps on tensors of its own.
         self.optimizer.zero_grad();
-        for (start, fresh) in [&mut self.window_start, &mut self.micro_start].into_iter().zip(fresh) {
-            if fresh {
-                start.forget_generators();
-            }
-        }
         ran
     }
 
@@ -175,9 +181,6 @@ impl Stack {
         let several = self.has_windows();
         for index in 0..=usize::from(several) {
             let micro = micro_of(index, several, self.position);
-            if index > 0 {
-                self.micro_start.remember(&self.model.buffers)?;
-            }
             let peak = PeakScope::new(device)?;
             let loss = self.forward(micro, &mut loss_of)?;
             if loss.is_empty() {

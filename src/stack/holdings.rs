@@ -69,7 +69,6 @@ impl Stack {
                 own: sum.own + kept.own + if later { kept.copies } else { 0 },
                 copies: sum.copies + kept.copies,
                 taken: sum.taken + kept.taken,
-                at_update: sum.at_update + kept.at_update,
             }
         })
     }
@@ -88,7 +87,7 @@ impl Stack {
         let live = memory::stats(device)?.current;
         let (gradients, sums) = (self.gradients(), self.strategies_keep());
         let visiting = self.visiting();
-        let highest = self.highest(rows, trials, visiting, sums.at_update);
+        let highest = self.highest(rows, trials, visiting);
         let peak = live + highest.growth;
         Ok(Estimate {
             device,
@@ -112,21 +111,20 @@ impl Stack {
     }
 
     /// The highest moment: in a pass, or in the update.
-    fn highest(&self, rows: i64, trials: &[Trial], visiting: u64, at_update: u64) -> Foreseen {
+    fn highest(&self, rows: i64, trials: &[Trial], visiting: u64) -> Foreseen {
         let mut pass = foresee(trials, rows);
         if self.optimizer.gradients().changes_in_backward() {
             pass.growth += visiting;
             add(&mut pass.roles, Role::OptimizerState, visiting);
         }
         let Some(last) = trials.last() else { return pass };
-        let growth = last.grown(last.after).max(0) as u64 + visiting + at_update;
+        let growth = last.grown(last.after).max(0) as u64 + visiting;
         if growth <= pass.growth {
             return pass;
         }
         let timeline = last.timeline.as_ref();
         let mut roles = timeline.and_then(|timeline| timeline.moments().last()).map(|moment| moment.roles);
         add(&mut roles, Role::OptimizerState, visiting);
-        add(&mut roles, Role::Gradients, at_update);
         Foreseen { growth, phase: Phase::Update, segment: None, roles, how: pass.how }
     }
 }

@@ -46,11 +46,6 @@ impl Start {
         self.generators.as_ref()
     }
 
-    /// Is as before the first moment that it remembered.
-    pub(super) fn forget_generators(&mut self) {
-        self.generators = None;
-    }
-
     /// Is from now on what a snapshot says; a copy that was not saved stays.
     pub(super) fn replace(&mut self, copies: Vec<Option<Tensor>>, generators: Option<Generators>) {
         for (copy, saved) in self.copies.iter_mut().zip(copies) {

@@ -155,8 +155,7 @@ impl Stack {
         let seed = if empty { 1.0 } else { loss.seed(first) };
         let wanted = gradient_use(self.optimizer.as_ref(), &self.strategies);
         let told = told(wanted, micro, (open.tokens + weight) / first).filter(|_| !empty);
-        let parameters = &self.model.parameters;
-        let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters };
+        let mut pass = Backward { loss: loss.tensor(), seed, micro, parameters: &self.model.parameters };
         let mut scale = open.scale;
         let total = phases::caught("backward", || {
             let _inside = InsideStep::enter();

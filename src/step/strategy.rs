@@ -216,8 +216,6 @@ pub struct KeptGradients {
     pub copies: u64,
     /// Of the parameters' gradients, which it takes away after each backward.
     pub taken: u64,
-    /// Which it makes for the update, beside its own.
-    pub at_update: u64,
 }
 
 /// How bytes grow with a micro-batch's rows.

@@ -199,7 +199,7 @@ impl Strategy for GradAccumulator {
 
     fn kept_gradients(&self, _model: &ModelSize) -> KeptGradients {
         let elements = self.summed();
-        KeptGradients { own: 4 * elements, copies: 0, taken: 2 * elements, at_update: 2 * elements }
+        KeptGradients { own: 4 * elements, taken: 2 * elements, ..KeptGradients::default() }
     }
 
     fn backward(&mut self, pass: &mut Backward<'_>, next: NextBackward<'_>) -> Result<()> {
