@@ -42,8 +42,9 @@ pub struct MonitorConfig {
 /// full is warned of through [`tracing`] before the kernel kills the process: once, and again
 /// only after it had come down.
 ///
-/// *Cost*: per sample the counters and five small files of `/proc` and `/sys`, on its own
-/// thread. It takes no counted memory, draws no random number and waits for no device.
+/// *Cost*: under a millisecond of one core per sample, for the counters and some twenty small
+/// files of `/proc` and `/sys`. It takes no counted memory, draws no random number and waits for
+/// no device.
 ///
 /// *Limits*: what rises and falls between two samples is not seen, except the peaks that
 /// allocators count themselves. The group to watch is looked up at the start. Outside Linux
