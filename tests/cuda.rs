@@ -142,4 +142,8 @@ fn a_monitor_and_the_report_have_the_device_s_figures() {
     let seen = sample.devices.iter().find(|seen| seen.device == device).unwrap();
     assert!(seen.live >= 4 * held.numel() as u64 && seen.reserved >= seen.live, "{seen:?}");
     monitor.stop().unwrap();
+    drop(held);
+    for _ in 0..2 {
+        assert!(memfit::memory::stats(device).unwrap().peak >= seen.live, "asking does not reset it");
+    }
 }
