@@ -128,3 +128,22 @@ fn a_weight_that_does_not_come_back_after_its_state_moved_is_poison() {
     let failed = lion.step(&Update::plain());
     assert!(matches!(failed, Err(Error::Poisoned { .. })), "{failed:?}");
 }
+
+#[test]
+fn a_monitor_and_the_report_have_the_device_s_figures() {
+    let _guard = support::serial();
+    let Some(device) = device("a_monitor_and_the_report_have_the_device_s_figures") else { return };
+    let held = Tensor::zeros([SIDE, SIDE], OPTIONS);
+    let report = memfit::memory::system_report().unwrap();
+    let gpu = report.gpus.iter().find(|gpu| gpu.device == device).unwrap();
+    assert!(gpu.free < gpu.total, "{report}");
+    let monitor = memfit::memory::Monitor::every(std::time::Duration::from_secs(60)).start().unwrap();
+    let sample = monitor.latest();
+    let seen = sample.devices.iter().find(|seen| seen.device == device).unwrap();
+    assert!(seen.live >= 4 * held.numel() as u64 && seen.reserved >= seen.live, "{seen:?}");
+    monitor.stop().unwrap();
+    drop(held);
+    for _ in 0..2 {
+        assert!(memfit::memory::stats(device).unwrap().peak >= seen.live, "asking does not reset it");
+    }
+}

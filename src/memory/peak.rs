@@ -80,10 +80,13 @@ pub fn peak_of<R>(device: Device, body: impl FnOnce() -> R) -> Result<(R, u64)> 
     Ok((value, scope.peak()))
 }
 
-/// The device's peak since the process started or its last reset.
+/// The device's peak since the process started or its last reset. It only reads: a monitor's
+/// thread asks while others allocate, and a peak between reading and resetting would be lost.
 pub(super) fn device_peak(device: Device) -> Result<u64> {
-    fold(device)?;
-    Ok(marks().whole.iter().find(|(of, _)| *of == device).map_or(0, |(_, peak)| *peak))
+    let marks = marks();
+    let since = ffi::device::stats(device)?.peak.unsigned_abs();
+    let before = marks.whole.iter().find(|(of, _)| *of == device);
+    Ok(before.map_or(since, |(_, peak)| since.max(*peak)))
 }
 
 /// Starts the device's peak again; open scopes keep theirs.

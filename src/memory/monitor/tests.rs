@@ -2,6 +2,8 @@ use std::sync::mpsc;
 
 use tch::Device;
 
+use super::lines::Lines;
+use super::source::Source;
 use super::*;
 use crate::memory::{Pool, Resident};
 

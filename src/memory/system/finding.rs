@@ -201,50 +201,65 @@ fn quoted(path: &Path) -> String {
 
 impl Display for Finding {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSwap { ram, suggested } => write!(
-                f,
-                "no swap beside {} of RAM: a short spike gets the process killed; {} of swap would take \
-                 what nobody touches",
-                readable(*ram),
-                readable(*suggested)
-            ),
-            Self::OvercommitOff { limit, promised } => write!(
-                f,
-                "overcommit is off: allocations fail once {} are promised to all programs, however much \
-                 RAM is free; {} are promised now",
-                readable(*limit),
-                readable(*promised)
-            ),
-            Self::NearlyFull { pool, used, total } => {
-                let (used, total) = (readable(*used), readable(*total));
-                match pool {
-                    Pool::Host => write!(f, "RAM is nearly full: {used} of {total}, page cache left out")?,
-                    Pool::Cgroup => {
-                        write!(f, "the cgroup is nearly full: {used} of {total}, page cache left out")?;
-                    }
-                }
-                write!(f, "; see who holds it")
-            }
-            Self::CgroupLimit { limit, ram, .. } => write!(
-                f,
-                "this cgroup (container, job, session) has {} of the machine's {}: the process is killed \
-                 at its limit, not where RAM ends; raise it where the job was started, or by",
-                readable(*limit),
-                readable(*ram)
-            ),
-            Self::LittlePinned { limit } => write!(
-                f,
-                "a program may lock {} into RAM: buffers that are pinned by mlock or for RDMA fail above \
-                 that (CUDA's own are locked by its driver); to lift it, and log in again",
-                readable(*limit)
-            ),
-            Self::PageCache { bytes } => write!(
-                f,
-                "{} only look used: they are page cache, copies of files that give way by themselves; \
-                 nothing to do, look at the column `available`",
-                readable(*bytes)
-            ),
-        }
+        f.write_str(&match self {
+            Self::NoSwap { ram, suggested } => no_swap_text(*ram, *suggested),
+            Self::OvercommitOff { limit, promised } => overcommit_text(*limit, *promised),
+            Self::NearlyFull { pool, used, total } => nearly_full_text(*pool, *used, *total),
+            Self::CgroupLimit { limit, ram, .. } => cgroup_limit_text(*limit, *ram),
+            Self::LittlePinned { limit } => little_pinned_text(*limit),
+            Self::PageCache { bytes } => page_cache_text(*bytes),
+        })
     }
+}
+
+fn no_swap_text(ram: u64, suggested: u64) -> String {
+    format!(
+        "no swap beside {} of RAM: a short spike gets the process killed; {} of swap would take what \
+         nobody touches",
+        readable(ram),
+        readable(suggested)
+    )
+}
+
+fn overcommit_text(limit: u64, promised: u64) -> String {
+    format!(
+        "overcommit is off: allocations fail once {} are promised to all programs, however much RAM is \
+         free; {} are promised now",
+        readable(limit),
+        readable(promised)
+    )
+}
+
+fn nearly_full_text(pool: Pool, used: u64, total: u64) -> String {
+    let what = match pool {
+        Pool::Host => "RAM",
+        Pool::Cgroup => "the cgroup",
+    };
+    let (used, total) = (readable(used), readable(total));
+    format!("{what} is nearly full: {used} of {total}, page cache left out; see who holds it")
+}
+
+fn cgroup_limit_text(limit: u64, ram: u64) -> String {
+    format!(
+        "this cgroup (container, job, session) has {} of the machine's {}: the process is killed at its \
+         limit, not where RAM ends; raise it where the job was started, or by",
+        readable(limit),
+        readable(ram)
+    )
+}
+
+fn little_pinned_text(limit: u64) -> String {
+    format!(
+        "a program may lock {} into RAM: buffers that are pinned by mlock or for RDMA fail above that \
+         (CUDA's own are locked by its driver); to lift it, and log in again",
+        readable(limit)
+    )
+}
+
+fn page_cache_text(bytes: u64) -> String {
+    format!(
+        "{} only look used: they are page cache, copies of files that give way by themselves; nothing to \
+         do, look at the column `available`",
+        readable(bytes)
+    )
 }

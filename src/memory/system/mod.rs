@@ -11,6 +11,7 @@ use tch::Device;
 pub use finding::{Finding, Pool, Severity};
 
 use super::bytes::readable;
+use super::summary::name;
 use crate::error::Result;
 use crate::ffi;
 use crate::sys::cgroup::{Cgroup, CgroupVersion, Groups};
@@ -119,7 +120,8 @@ impl Display for SystemReport {
         line(f, "pinned", pinned(self.pinned_limit))?;
         line(f, "huge pages", self.huge_pages.map_or_else(unknown, huge_pages))?;
         for gpu in &self.gpus {
-            let text = format!("{:?}, {} free of {}", gpu.device, readable(gpu.free), readable(gpu.total));
+            let text =
+                format!("{}, {} free of {}", name(gpu.device), readable(gpu.free), readable(gpu.total));
             line(f, "GPU", text)?;
         }
         if self.gpus.is_empty() {

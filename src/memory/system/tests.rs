@@ -180,7 +180,7 @@ fn the_text_has_every_figure_in_words() {
         "swap        none",
         "on (mode 0), 1.0 GB promised",
         "at most 8.4 MB (ulimit -l)",
-        "Cuda(0), 70.0 GB free of 80.0 GB",
+        "cuda:0, 70.0 GB free of 80.0 GB",
         "NVIDIA 535.129.03",
         "problem: no swap",
         "    $ sudo mkswap /swapfile",
