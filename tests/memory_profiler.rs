@@ -466,6 +466,21 @@ fn misuse_is_refused_by_name() {
 }
 
 #[test]
+fn nothing_is_printed() {
+    let program = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(program);
+    // On a thread other than main's, as the tests are.
+    let command = command.args(["traces_are_written_whole_again_and_after_the_next_profile", "--exact"]);
+    let output = command.arg("--nocapture").env_remove("KINETO_LOG_LEVEL").output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let foreign =
+        |line: &&str| !line.is_empty() && !line.starts_with("running ") && !line.starts_with("test ");
+    assert_eq!(printed.lines().find(foreign), None);
+}
+
+#[test]
 fn the_counter_is_left_as_it_was() {
     let _guard = serial();
     let before = memory::stats(Device::Cpu).unwrap();

@@ -500,6 +500,25 @@ fn a_weight_that_gets_other_bytes_is_labelled_anew() {
 }
 
 #[test]
+fn a_frozen_weight_that_grows_in_its_storage_is_labelled_anew() {
+    let _guard = serial();
+    let (vs, w, builder, _) = vector();
+    drop(builder);
+    let mut frozen = vs.root().zeros_no_train("frozen", &[100]);
+    let named = [Named::new("w", &w), Named::new("frozen", &frozen)];
+    let builder = Stack::tensors(&named[..], &[] as &[Named], support::sgd(&vs));
+    let mut training = builder.with(MemoryTimeline::new()).build().unwrap();
+    for rows in [100, 200, 400] {
+        let _ = memfit::tch::no_grad(|| frozen.resize_([rows]));
+        let _ = training.step_with(|| Ok(Loss::of(w.exp().sum(Kind::Float)))).unwrap();
+        let timeline = timeline(&training);
+        assert_adds_up(&timeline);
+        let parameters = timeline.moments().last().unwrap().roles[Role::Parameters];
+        assert_eq!(parameters, 4 * N + 4 * rows as u64, "{timeline}");
+    }
+}
+
+#[test]
 fn a_weight_that_is_unfrozen_in_the_run_has_its_state_labelled_from_its_second_update() {
     let _guard = serial();
     let vs = nn::VarStore::new(Device::Cpu);
