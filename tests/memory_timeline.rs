@@ -575,10 +575,30 @@ fn two_stacks_in_turn_keep_their_roles_apart() {
             assert_eq!((end[Role::Parameters], end[Role::OptimizerState]), expected, "{timeline}");
         }
     }
+    // Blocks that were followed end here, and none of the first stack's.
     drop((second, other, w));
     let _ = first.step_with(|| Ok(Loss::of(v.exp().sum(Kind::Float)))).unwrap();
-    assert_adds_up(&timeline(&first));
+    let timeline = timeline(&first);
+    assert_adds_up(&timeline);
+    let end = timeline.moments().last().unwrap().roles;
+    assert_eq!((end[Role::Parameters], end[Role::OptimizerState]), (4 * N, 8 * N), "{timeline}");
     drop(vs);
+}
+
+#[test]
+fn state_that_ended_between_windows_is_not_counted_in_one_that_fails() {
+    let _guard = serial();
+    let (_vs, w, builder, _) = vector();
+    let mut training = builder.build().unwrap();
+    let _ = training.step_with(|| Ok(Loss::of(w.exp().sum(Kind::Float)))).unwrap();
+    for moment in training.optimizer_mut().state_of(0, 0) {
+        *moment = Tensor::zeros([0], CPU);
+    }
+    let failed = training.step_with(|| std::panic::resume_unwind(Box::new("planned")));
+    assert!(matches!(failed, Err(Error::Panic { .. })));
+    let timeline = timeline(&training);
+    assert_adds_up(&timeline);
+    assert_eq!(timeline.highest()[Role::OptimizerState], 0, "{timeline}");
 }
 
 #[test]
