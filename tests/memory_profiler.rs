@@ -9,7 +9,7 @@ use memfit::memory::{self, Profile, Profiler, SortBy};
 use memfit::optim::{AdamW, AdamWConfig};
 use memfit::strategies::{Budget, GradAccumulator, MemoryTimeline, MicroBatcher, ProfileSteps};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
-use memfit::{Error, Loss, Stack, StackBuilder};
+use memfit::{Error, Loss, NextUpdate, Place, Stack, StackBuilder, Strategy, UpdatePhase, Verdict};
 use support::{copies, same, serial};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -383,6 +383,45 @@ fn a_failed_step_ends_the_profile_and_the_next_window_begins_it_anew() {
         let _ = step(&mut training, &model, &x).unwrap();
     }
     assert_eq!(calls(profile(&training), "aten::linear"), 2 * 3);
+    // A failure after the profile is made leaves it.
+    let failed = training.step_with(|| std::panic::resume_unwind(Box::new("planned")));
+    assert!(matches!(failed, Err(Error::Panic { .. })), "{failed:?}");
+    assert_eq!(calls(profile(&training), "aten::linear"), 2 * 3);
+}
+
+/// Fails its first two updates, once each way.
+#[derive(Debug)]
+struct Fails(u32);
+
+impl Strategy for Fails {
+    fn place(&self) -> Place {
+        Place::Average
+    }
+
+    fn update(&mut self, phase: &mut UpdatePhase<'_>, next: NextUpdate<'_>) -> memfit::Result<Verdict> {
+        self.0 += 1;
+        match self.0 {
+            1 => Err(Error::config("planned", "fails")),
+            2 => std::panic::resume_unwind(Box::new("planned")),
+            _ => next(phase),
+        }
+    }
+}
+
+#[test]
+fn a_failed_update_ends_the_profile_too() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = mlp(&vs, false);
+    let mut training = stack(&vs).with(ProfileSteps::new(0, 1)).with(Fails(0)).build().unwrap();
+    let x = Tensor::randn([4, 32], CPU);
+    for _ in 0..2 {
+        assert!(step(&mut training, &model, &x).is_err());
+        // Nobody records now.
+        assert!(Profiler::new().start().is_ok());
+    }
+    let _ = step(&mut training, &model, &x).unwrap();
+    assert_eq!(calls(profile(&training), "aten::linear"), 3);
 }
 
 #[test]
@@ -463,6 +502,21 @@ fn misuse_is_refused_by_name() {
     drop(profiling);
     let _ = training.step_with(|| Ok(Loss::of(w[0].exp().sum(Kind::Float)))).unwrap();
     assert_eq!(calls(profile(&training), "aten::exp"), 1);
+}
+
+#[test]
+fn nothing_is_printed() {
+    let program = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new(program);
+    // On a thread other than main's, as the tests are.
+    let command = command.args(["traces_are_written_whole_again_and_after_the_next_profile", "--exact"]);
+    let output = command.arg("--nocapture").env_remove("KINETO_LOG_LEVEL").output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let foreign =
+        |line: &&str| !line.is_empty() && !line.starts_with("running ") && !line.starts_with("test ");
+    assert_eq!(printed.lines().find(foreign), None);
 }
 
 #[test]

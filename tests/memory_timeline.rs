@@ -558,6 +558,25 @@ fn a_weight_that_gets_other_bytes_is_labelled_anew() {
 }
 
 #[test]
+fn a_frozen_weight_that_grows_in_its_storage_is_labelled_anew() {
+    let _guard = serial();
+    let (vs, w, builder, _) = vector();
+    drop(builder);
+    let mut frozen = vs.root().zeros_no_train("frozen", &[100]);
+    let named = [Named::new("w", &w), Named::new("frozen", &frozen)];
+    let builder = Stack::tensors(&named[..], &[] as &[Named], support::sgd(&vs));
+    let mut training = builder.with(MemoryTimeline::new()).build().unwrap();
+    for rows in [100, 200, 400] {
+        let _ = memfit::tch::no_grad(|| frozen.resize_([rows]));
+        let _ = training.step_with(|| Ok(Loss::of(w.exp().sum(Kind::Float)))).unwrap();
+        let timeline = timeline(&training);
+        assert_adds_up(&timeline);
+        let parameters = timeline.moments().last().unwrap().roles[Role::Parameters];
+        assert_eq!(parameters, 4 * N + 4 * rows as u64, "{timeline}");
+    }
+}
+
+#[test]
 fn a_weight_that_is_unfrozen_in_the_run_has_its_state_labelled_from_its_second_update() {
     let _guard = serial();
     let vs = nn::VarStore::new(Device::Cpu);
@@ -614,10 +633,30 @@ fn two_stacks_in_turn_keep_their_roles_apart() {
             assert_eq!((end[Role::Parameters], end[Role::OptimizerState]), expected, "{timeline}");
         }
     }
+    // Blocks that were followed end here, and none of the first stack's.
     drop((second, other, w));
     let _ = first.step_with(|| Ok(Loss::of(v.exp().sum(Kind::Float)))).unwrap();
-    assert_adds_up(&timeline(&first));
+    let timeline = timeline(&first);
+    assert_adds_up(&timeline);
+    let end = timeline.moments().last().unwrap().roles;
+    assert_eq!((end[Role::Parameters], end[Role::OptimizerState]), (4 * N, 8 * N), "{timeline}");
     drop(vs);
+}
+
+#[test]
+fn state_that_ended_between_windows_is_not_counted_in_one_that_fails() {
+    let _guard = serial();
+    let (_vs, w, builder, _) = vector();
+    let mut training = builder.build().unwrap();
+    let _ = training.step_with(|| Ok(Loss::of(w.exp().sum(Kind::Float)))).unwrap();
+    for moment in training.optimizer_mut().state_of(0, 0) {
+        *moment = Tensor::zeros([0], CPU);
+    }
+    let failed = training.step_with(|| std::panic::resume_unwind(Box::new("planned")));
+    assert!(matches!(failed, Err(Error::Panic { .. })));
+    let timeline = timeline(&training);
+    assert_adds_up(&timeline);
+    assert_eq!(timeline.highest()[Role::OptimizerState], 0, "{timeline}");
 }
 
 #[test]
