@@ -12,7 +12,7 @@ pub(crate) struct Event {
     pub(crate) block: u64,
     pub(crate) bytes: u64,
     pub(crate) live: u64,
-    pub(crate) nanoseconds: u64,
+    pub(crate) ticks: u64,
     pub(crate) word: u64,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Now {
     pub(crate) next: u64,
     pub(crate) oldest: u64,
     pub(crate) live: u64,
-    pub(crate) nanoseconds: u64,
+    pub(crate) ticks: u64,
     pub(crate) word: u64,
     /// Followed blocks that were freed so far.
     pub(crate) gone: u64,
@@ -41,6 +41,7 @@ unsafe extern "C" {
     safe fn mf_timeline_open(capacity: usize) -> c_int;
     safe fn mf_timeline_close();
     safe fn mf_timeline_on() -> c_int;
+    safe fn mf_timeline_scale() -> f64;
     fn mf_timeline_read_now(out: *mut Now);
     fn mf_timeline_read(from: u64, out: *mut Event, count: usize) -> usize;
     safe fn mf_phase_get() -> u64;
@@ -79,6 +80,11 @@ pub(crate) fn now() -> Now {
     // SAFETY: `now` is writable for the call.
     unsafe { mf_timeline_read_now(&mut now) };
     now
+}
+
+/// Nanoseconds of a tick.
+pub(crate) fn scale() -> f64 {
+    mf_timeline_scale()
 }
 
 /// Events from number `from` up to `end`, as far as the ring still has them, and the number of

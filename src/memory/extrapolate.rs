@@ -140,7 +140,11 @@ pub(crate) fn foresee(trials: &[Trial], rows: i64) -> Foreseen {
 
 fn from_one(one: &Trial, rows: i64) -> Option<Foreseen> {
     let how = if one.rows == rows { How::Ran } else { How::OneRow };
-    let grow = |(all, fixed): (i64, i64)| fixed + (all - fixed) * rows / one.rows;
+    let scaled = |bytes: i128| bytes * i128::from(rows) / i128::from(one.rows.max(1));
+    let grow = |(all, fixed): (i64, i64)| {
+        let grown = i128::from(fixed) + scaled(i128::from(all) - i128::from(fixed));
+        i64::try_from(grown).unwrap_or(i64::MAX)
+    };
     let Some(timeline) = &one.timeline else {
         let growth = one.highs().into_iter().zip(one.fixed()).map(grow).collect();
         return of_pass(one, growth, how);
@@ -154,7 +158,7 @@ fn from_one(one: &Trial, rows: i64) -> Option<Foreseen> {
     let (at, growth) = highest(growth.collect())?;
     let mut roles = timeline.moments().get(at)?.roles;
     for role in [Role::Activations, Role::Temporaries] {
-        roles[role] = roles[role] * rows as u64 / one.rows as u64;
+        roles[role] = u64::try_from(scaled(i128::from(roles[role]))).unwrap_or(u64::MAX);
     }
     Some(at_moment(timeline, at, growth, roles, how))
 }

@@ -214,8 +214,8 @@ fn before(event: &Event, number: u64) -> Now {
         1 => event.live + event.bytes,
         _ => event.live,
     };
-    let (nanoseconds, word) = (event.nanoseconds, event.word);
-    Now { next: number, oldest: number, live, nanoseconds, word, gone: 0 }
+    let (ticks, word) = (event.ticks, event.word);
+    Now { next: number, oldest: number, live, ticks, word, gone: 0 }
 }
 
 /// The events up to the end of the last phase of training.
@@ -224,7 +224,7 @@ fn cut(events: &[Event], end: Now) -> (&[Event], Now) {
     let Some(last) = events.iter().rposition(busy) else { return (events, end) };
     match events.get(last + 1) {
         None => (events, end),
-        Some(mark) => (&events[..last + 2], Now { nanoseconds: mark.nanoseconds, word: mark.word, ..end }),
+        Some(mark) => (&events[..last + 2], Now { ticks: mark.ticks, word: mark.word, ..end }),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::phase::{Phase, name_of, segment_names, segment_of, step_of};
 use super::role::{Role, RoleBytes};
 use super::timeline::{Block, Moment, Refusal, Span, Timeline};
-use crate::ffi::timeline::{Event, Now};
+use crate::ffi::timeline::{self as ffi, Event, Now};
 
 /// What a block was known to be for at a moment at which it was alive.
 #[derive(Clone, Copy, Debug)]
@@ -58,13 +58,13 @@ pub(crate) fn replay(began: &Now, ended: &Now, events: &[Event], labels: &[Label
     blocks.phase_ends(phase);
     let names = segment_names();
     let blocks: Vec<Block> = blocks.all.into_iter().map(|made| made.finish(&names)).collect();
-    let moments = compose(began, events, &blocks);
+    let at = clock(began);
+    let moments = compose(began, events, &blocks, &at);
     let peak = highest(&moments);
-    let at = |nanoseconds: u64| Duration::from_nanos(nanoseconds.saturating_sub(began.nanoseconds));
     Timeline {
-        spans: spans(began, ended, events, &names),
-        refusals: events.iter().filter(|event| kind(event) == REFUSED).map(|e| refusal(e, at)).collect(),
-        length: at(ended.nanoseconds),
+        spans: spans(began, ended, events, &names, &at),
+        refusals: events.iter().filter(|event| kind(event) == REFUSED).map(|e| refusal(e, &at)).collect(),
+        length: at(ended.ticks),
         lost: 0,
         blocks,
         moments,
@@ -72,8 +72,14 @@ pub(crate) fn replay(began: &Now, ended: &Now, events: &[Event], labels: &[Label
     }
 }
 
+/// From ticks to the time since the beginning.
+fn clock(began: &Now) -> impl Fn(u64) -> Duration + use<> {
+    let (scale, start) = (ffi::scale(), began.ticks);
+    move |ticks| Duration::from_nanos((ticks.saturating_sub(start) as f64 * scale) as u64)
+}
+
 fn refusal(event: &Event, at: impl Fn(u64) -> Duration) -> Refusal {
-    Refusal { time: at(event.nanoseconds), bytes: event.bytes, live: event.live }
+    Refusal { time: at(event.ticks), bytes: event.bytes, live: event.live }
 }
 
 /// A block on its way to a role.
@@ -171,7 +177,7 @@ impl Blocks {
 }
 
 /// The live bytes after each event, by role. They add up to what the allocator counted.
-fn compose(began: &Now, events: &[Event], blocks: &[Block]) -> Vec<Moment> {
+fn compose(began: &Now, events: &[Event], blocks: &[Block], at: &impl Fn(u64) -> Duration) -> Vec<Moment> {
     let mut roles = RoleBytes::default();
     for block in blocks.iter().filter(|block| block.born.is_none()) {
         roles[block.role] += block.bytes;
@@ -192,8 +198,7 @@ fn compose(began: &Now, events: &[Event], blocks: &[Block]) -> Vec<Moment> {
         if let Some(block) = died[index] {
             roles[block.role] = roles[block.role].saturating_sub(block.bytes);
         }
-        let time = Duration::from_nanos(event.nanoseconds.saturating_sub(began.nanoseconds));
-        moments.push(Moment { time, live: event.live, roles });
+        moments.push(Moment { time: at(event.ticks), live: event.live, roles });
     }
     moments
 }
@@ -210,26 +215,31 @@ fn highest(moments: &[Moment]) -> usize {
 }
 
 /// Stretches with one phase, step and segment.
-fn spans(began: &Now, ended: &Now, events: &[Event], names: &[String]) -> Vec<Span> {
+fn spans(
+    began: &Now,
+    ended: &Now,
+    events: &[Event],
+    names: &[String],
+    at: &impl Fn(u64) -> Duration,
+) -> Vec<Span> {
     let marks = events.iter().filter(|event| kind(event) == MARK);
-    let marks = marks.map(|event| (event.nanoseconds, event.word));
+    let marks = marks.map(|event| (event.ticks, event.word));
     let mut spans: Vec<Span> = Vec::new();
-    let at = |nanoseconds: u64| Duration::from_nanos(nanoseconds.saturating_sub(began.nanoseconds));
-    let (mut since, mut word) = (began.nanoseconds, began.word);
-    for (nanoseconds, next) in marks.chain([(ended.nanoseconds, 0)]) {
+    let (mut since, mut word) = (began.ticks, began.word);
+    for (ticks, next) in marks.chain([(ended.ticks, 0)]) {
         let span = Span {
             phase: Phase::of(word),
             step: step_of(word),
             segment: name_of(names, segment_of(word)).map(str::to_owned),
             start: at(since),
-            end: at(nanoseconds),
+            end: at(ticks),
         };
         match spans.last_mut() {
             Some(last) if last.continues(&span) => last.end = span.end,
             _ if span.end > span.start => spans.push(span),
             _ => {}
         }
-        (since, word) = (nanoseconds, next);
+        (since, word) = (ticks, next);
     }
     spans
 }

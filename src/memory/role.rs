@@ -87,7 +87,7 @@ pub struct RoleBytes([u64; 8]);
 impl RoleBytes {
     /// The sum.
     pub fn total(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
     }
 
     /// Each role with its bytes.

@@ -102,7 +102,13 @@ impl Stack {
             self.trial(sample, 1, loss_of)?;
         }
         if self.strategies().any(|strategy| strategy.row_bytes() == RowBytes::Threshold) {
-            return self.largest_trials(rows, rows.min(there), sample, loss_of);
+            let mut most = rows.min(there);
+            loop {
+                match self.largest_trials(rows, most, sample, loss_of) {
+                    Err(error) if error.is_out_of_memory() && most > 1 => most /= 2,
+                    ran => return ran,
+                }
+            }
         }
         if rows <= there.min(2) {
             return Ok(vec![self.trial(sample, rows, loss_of)?]);

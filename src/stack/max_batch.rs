@@ -43,15 +43,17 @@ impl Stack {
         })
     }
 
-    /// Whether windows have, or will have, several micro-batches.
+    /// Whether windows have, will have or may be split into several micro-batches.
     pub(super) fn has_windows(&self) -> bool {
+        if self.strategies().any(|strategy| strategy.retries()) {
+            return true;
+        }
         let longest = self.strategies().find_map(|strategy| strategy.longest_window());
         longest.is_some_and(|rule| rule != WindowRule::Micros(1))
     }
 
     fn try_out(&mut self, size: i64, loss_of: &mut impl FnMut(i64) -> Result<Loss>) -> Result<()> {
-        let splits = self.strategies.iter().any(|strategy| strategy.retries());
-        let several = splits || self.has_windows();
+        let several = self.has_windows();
         for index in 0..=usize::from(several) {
             let micro = micro_of(index, several, self.position);
             let loss = self.forward(micro, || loss_of(size))?;

@@ -257,7 +257,11 @@ impl Strategy for MicroBatcher {
         let now = self.now.take();
         self.stuck = None;
         let verdict = next(phase)?;
-        if let Some(Now { batch, rows, watched: Some(Watched { live, peak, stays }) }) = now {
+        // A window of ignored labels alone had no backward: it tells nothing.
+        let counts = phase.numbers.tokens > 0.0;
+        if let Some(Now { batch, rows, watched: Some(Watched { live, peak, stays }) }) = now
+            && counts
+        {
             let taken = Taken { most: peak.peak().saturating_sub(live), stays };
             self.size.clean(batch, rows, taken, self.figures(live));
         }

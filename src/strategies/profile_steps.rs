@@ -86,7 +86,7 @@ impl ProfileSteps {
         let state = match &self.stage {
             Stage::Done(profile) => return Ok(profile),
             Stage::Lost(error) => format!("after the profile was lost: {error}"),
-            _ => format!("after {} steps of {}", self.ended, self.wait + self.active),
+            _ => format!("after {} steps of {}", self.ended, self.wait.saturating_add(self.active)),
         };
         let remedy = "train on; keep a stack that is profiled on one thread";
         Err(Error::CallOrder { call: "ProfileSteps::profile", state, remedy })
@@ -198,8 +198,13 @@ impl Strategy for ProfileSteps {
     }
 
     fn recover(&mut self, _failure: &Failure<'_>) -> Recovery {
+        self.window_dropped();
+        Recovery::Window
+    }
+
+    /// Also one that was only tried: nobody would end the recording.
+    fn window_dropped(&mut self) {
         self.open = false;
         self.abandon();
-        Recovery::Window
     }
 }

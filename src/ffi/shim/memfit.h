@@ -85,7 +85,7 @@ struct mf_memory_event {
   uint64_t block;  // its number; 0 for a refusal and a mark
   uint64_t bytes;
   uint64_t live;         // live bytes after it
-  uint64_t nanoseconds;  // of the monotonic clock
+  uint64_t ticks;        // see mf_timeline_scale
   // kind 0-2 (0 taken, 1 given back, 2 refused, 3 the phase changed), phase 3-5, role 6-9 (0:
   // none said), 10: not on the thread that set the phase, segment 16-31, step 32-63.
   uint64_t word;
@@ -93,7 +93,7 @@ struct mf_memory_event {
 struct mf_timeline_now {
   uint64_t next, oldest;  // numbers of events: the next one, the oldest in the ring
   uint64_t live;
-  uint64_t nanoseconds;
+  uint64_t ticks;
   uint64_t word;  // the phase's
   uint64_t gone;  // followed blocks that were freed while anybody watched
 };
@@ -111,6 +111,8 @@ int mf_timeline_open(size_t capacity) noexcept;
 void mf_timeline_close() noexcept;
 // Whether a timeline or a census is open.
 int mf_timeline_on() noexcept;
+// Nanoseconds of a tick, from the time since the first timeline was opened.
+double mf_timeline_scale() noexcept;
 void mf_timeline_read_now(mf_timeline_now *out) noexcept;
 // Copies up to `count` events from number `from` on and returns how many; 0 where that one is
 // not in the ring.

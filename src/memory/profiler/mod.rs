@@ -4,6 +4,7 @@ mod table;
 mod trace;
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
@@ -105,7 +106,8 @@ impl Profiling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recorder {
     Idle,
-    Records,
+    /// Records on a thread, for the session of a number.
+    Records(ThreadId, u64),
     /// Records on a thread for nobody: who had begun it was dropped on another one.
     Orphaned(ThreadId),
 }
@@ -116,10 +118,36 @@ fn recorder() -> MutexGuard<'static, Recorder> {
     RECORDER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Ends what a thread records when the thread ends: no other one could.
+struct EndOfThread(ThreadId);
+
+impl Drop for EndOfThread {
+    fn drop(&mut self) {
+        let mut recorder = recorder();
+        let ours = match *recorder {
+            Recorder::Records(thread, _) | Recorder::Orphaned(thread) => thread == self.0,
+            Recorder::Idle => false,
+        };
+        if ours {
+            *recorder = Recorder::Idle;
+            if let Err(error) = ffi::stop() {
+                tracing::warn!(%error, "a profile could not be ended with its thread");
+            }
+        }
+    }
+}
+
+thread_local! {
+    static END_OF_THREAD: EndOfThread = EndOfThread(std::thread::current().id());
+}
+
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
 /// As [`Profiling`], but may be carried by another thread, which cannot end it.
 #[derive(Debug)]
 pub(crate) struct Session {
     thread: ThreadId,
+    number: u64,
     ended: bool,
 }
 
@@ -139,8 +167,11 @@ impl Session {
             });
         }
         ffi::start(profiler.shapes, profiler.memory)?;
-        *recorder = Recorder::Records;
-        Ok(Self { thread, ended: false })
+        // After libtorch's own, so that it ends before them.
+        END_OF_THREAD.with(|_| {});
+        let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        *recorder = Recorder::Records(thread, number);
+        Ok(Self { thread, number, ended: false })
     }
 
     pub(crate) fn stop(mut self) -> Result<Profile> {
@@ -150,6 +181,13 @@ impl Session {
     fn end(&mut self) -> Result<ffi::Seen> {
         self.ended = true;
         let mut recorder = recorder();
+        if *recorder != Recorder::Records(self.thread, self.number) {
+            return Err(Error::CallOrder {
+                call: "Profiling::stop",
+                state: "after the thread that started it has ended".to_owned(),
+                remedy: "start and stop on one thread",
+            });
+        }
         if std::thread::current().id() != self.thread {
             *recorder = Recorder::Orphaned(self.thread);
             return Err(Error::CallOrder {
