@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use gpt::{Amp, Choice, Config, Plan, Recompute, Split, When};
 use memfit::memory::{FailAt, Held, Home, How, Limit, Phase, Role};
 use memfit::optim::{AdamW, AdamWConfig, InBackward, Sgd, SgdConfig};
-use memfit::strategies::{GradAccumulator, MasterWeights, MemoryTimeline, Rollback};
+use memfit::strategies::{GradAccumulator, MasterWeights, MemoryTimeline, MicroBatcher, Rollback};
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module};
 use memfit::{Backward, CpuOffload, Error, Loss, NextBackward, Place, Result, Stack, StackBuilder, Strategy};
 use support::{live, serial, sgd, vector};
@@ -229,6 +229,7 @@ fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
         Plan { activations: Some(folder.clone()), ..plain.clone() },
         Plan { weights: Some(folder.clone()), recompute: checkpoint, ..plain.clone() },
         Plan { optimizer: Choice::AdamW8bit, split: Split::Into(16), ..plain.clone() },
+        Plan { split: Split::AsFits, ..plain.clone() },
     ];
     let config = Config { batch: 16, ..Config::small() };
     for plan in plans {
@@ -236,8 +237,15 @@ fn the_peak_of_a_gpts_first_step_is_within_a_few_percent() {
         let mut training = plan.start(&config).unwrap();
         let bytes = Tensor::randint(256, [config.batch, config.context], (Kind::Int64, Device::Cpu));
         let batch = (bytes.shallow_clone(), bytes);
-        let micro_batches = if let Split::Into(micro_batches) = plan.split { micro_batches } else { 1 };
+        let micro_batches = match plan.split {
+            Split::Whole => 1,
+            Split::Into(micro_batches) => micro_batches,
+            Split::AsFits => 4,
+        };
         let rows = config.batch / micro_batches as i64;
+        if let Some(splits) = training.stack.strategy_mut::<MicroBatcher>() {
+            *splits = MicroBatcher::new().start(rows);
+        }
         let model = &training.model;
         let estimate = training
             .stack

@@ -55,6 +55,69 @@ fn step(training: &mut Stack, model: &nn::Sequential, x: &Tensor) -> memfit::Res
     training.step_with(|| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), x.size()[0])))
 }
 
+/// What was only tried, or dropped, does not go on being recorded.
+#[test]
+fn a_window_that_is_dropped_ends_the_recording() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = mlp(&vs, false);
+    let x = Tensor::randn([4, 32], CPU);
+    let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), x.size()[0]));
+    let builder = stack(&vs).with(GradAccumulator::every(2)).with(ProfileSteps::new(0, 2));
+    let mut training = builder.build().unwrap();
+    let free = || drop(Profiler::new().start().unwrap());
+    training.estimate(&x, 4, loss).unwrap();
+    free();
+    training.find_max_batch(1..=2, |rows| loss(&x.narrow(0, 0, rows))).unwrap();
+    free();
+    let _ = training.step_with(|| loss(&x)).unwrap();
+    training.discard().unwrap();
+    free();
+    for _ in 0..4 {
+        let _ = training.step_with(|| loss(&x)).unwrap();
+    }
+    assert_eq!(calls(profile(&training), "aten::addmm"), 4 * 3);
+}
+
+#[test]
+fn what_a_thread_records_ends_with_it() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = mlp(&vs, false);
+    let x = Tensor::randn([4, 32], CPU);
+    let mut training = stack(&vs).with(ProfileSteps::new(0, 3)).build().unwrap();
+    let (mut training, model, x) = std::thread::spawn(move || {
+        let _ = step(&mut training, &model, &x).unwrap();
+        (training, model, x)
+    })
+    .join()
+    .unwrap();
+    drop(Profiler::new().start().unwrap());
+    // The rest of that profile is lost, training is not.
+    for _ in 0..3 {
+        let _ = step(&mut training, &model, &x).unwrap();
+    }
+    let lost = training.strategy::<ProfileSteps>().unwrap().profile();
+    assert!(matches!(lost, Err(Error::CallOrder { .. })), "{lost:?}");
+    drop(training);
+    drop(Profiler::new().start().unwrap());
+}
+
+#[test]
+fn what_has_no_end_is_no_overflow() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _model = mlp(&vs, false);
+    let training = stack(&vs).with(ProfileSteps::new(1, u64::MAX)).build().unwrap();
+    let early = training.strategy::<ProfileSteps>().unwrap().profile();
+    assert!(matches!(early, Err(Error::CallOrder { .. })));
+    let x = Tensor::randn([1, 32], CPU);
+    let mut training = stack(&vs).build().unwrap();
+    let loss = |x: &Tensor| Ok(Loss::mean(_model.forward(x).square().mean(Kind::Float), 1));
+    let estimate = training.estimate(&x, i64::MAX, loss).unwrap();
+    assert!(estimate.peak > 1 << 40, "{estimate}");
+}
+
 #[test]
 fn memory_of_a_product_is_its_bytes() {
     let _guard = serial();

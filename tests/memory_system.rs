@@ -43,13 +43,13 @@ fn memory_that_is_touched_is_no_longer_available() {
     let taken: Vec<u64> = (0..5)
         .map(|_| {
             let before = report().unwrap().ram;
-            let touched = vec![1u8; 512 << 20];
+            let touched = vec![1u8; 128 << 20];
             let during = report().unwrap().ram;
             assert_eq!(std::hint::black_box(&touched)[1 << 20], 1);
             during.used().saturating_sub(before.used())
         })
         .collect();
-    assert!(taken.iter().any(|bytes| *bytes > 128 << 20), "{taken:?}");
+    assert!(taken.iter().any(|bytes| *bytes > 32 << 20), "{taken:?}");
 }
 
 #[test]

@@ -398,6 +398,23 @@ fn the_ring_keeps_the_newest_windows() {
     assert!(timeline.to_string().contains("older ones did not fit"), "{timeline}");
 }
 
+/// Events take the processor's own counter; times are those of the clock.
+#[test]
+fn times_are_those_of_the_clock() {
+    let _guard = serial();
+    let recording = Recording::start().unwrap();
+    let start = std::time::Instant::now();
+    drop(Tensor::zeros([1], CPU));
+    std::thread::sleep(std::time::Duration::from_millis(40));
+    drop(Tensor::zeros([1], CPU));
+    let passed = start.elapsed().as_secs_f64();
+    let timeline = recording.timeline().unwrap();
+    let times: Vec<f64> = timeline.moments().iter().map(|moment| moment.time.as_secs_f64()).collect();
+    let between = times[times.len() - 1] - times[1];
+    assert!((0.0399..=passed * 1.01).contains(&between), "{between} of {passed}");
+    assert!(times.is_sorted(), "{times:?}");
+}
+
 /// What another thread asks or names does not make it the one that trains.
 #[test]
 fn another_thread_that_looks_on_changes_no_role() {

@@ -28,8 +28,12 @@ impl Charts {
     /// A folder that cannot be made.
     pub fn new(folder: Option<PathBuf>) -> Result<Self, Failure> {
         if let Some(folder) = &folder {
-            fs::create_dir_all(folder)
-                .map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))?;
+            fs::create_dir_all(folder).map_err(|error| {
+                format!(
+                    "cannot make {} for charts: {error}; name another with --charts, or --no-charts",
+                    folder.display()
+                )
+            })?;
         }
         Ok(Self { folder })
     }

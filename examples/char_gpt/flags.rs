@@ -54,7 +54,7 @@ pub struct Flags {
     /// Print the loss of each step
     #[arg(long)]
     pub losses: bool,
-    /// Write what memory was in use, twice a second, as lines of JSON to this file
+    /// Append what memory is in use, twice a second, as lines of JSON to this file
     #[arg(long, value_name = "FILE")]
     pub monitor: Option<PathBuf>,
     /// Updates to make

@@ -9,7 +9,8 @@
 //! checks stay on, and it changes no value.
 //!
 //! *Limits*: of a window with more events than there is room for the newest are kept. Gradients that
-//! are gone before their backward ends count as temporaries. Only the CPU's allocator is
+//! are gone before their backward ends count as temporaries. After `Stack::estimate` or
+//! `Stack::find_max_batch` the newest window is the one that they tried. Only the CPU's allocator is
 //! recorded: on CUDA a timeline shows the host's side.
 //!
 //! ```

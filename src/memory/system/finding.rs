@@ -214,8 +214,8 @@ impl Display for Finding {
 
 fn no_swap_text(ram: u64, suggested: u64) -> String {
     format!(
-        "no swap beside {} of RAM: a short spike gets the process killed; {} of swap would take what \
-         nobody touches",
+        "no swap beside {} of RAM: a short spike gets the process killed; {} of swap, which a \
+         container gets from the machine around it, would take what nobody touches",
         readable(ram),
         readable(suggested)
     )

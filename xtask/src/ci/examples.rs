@@ -1,6 +1,6 @@
 //! Runs every example, with arguments that keep it small.
 
-use super::{Context, resumed};
+use super::{Context, fitted, resumed};
 use crate::problem::Result;
 
 /// An example that is not here runs without arguments.
@@ -18,7 +18,8 @@ pub fn run(context: &Context) -> Result<()> {
         let cargo = context.cargo_with_features(&["run", "--quiet", "--example", name]);
         cargo.arg("--").args(small(name)).run()?;
     }
-    resumed::run(context)
+    resumed::run(context)?;
+    fitted::run(context)
 }
 
 fn small(name: &str) -> &'static [&'static str] {

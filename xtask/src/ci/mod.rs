@@ -3,6 +3,7 @@
 
 mod consumer;
 mod examples;
+mod fitted;
 mod resumed;
 
 use std::fs;
