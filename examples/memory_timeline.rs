@@ -30,7 +30,7 @@ fn main() -> Result<(), Failure> {
     let loss = |batch: &(Tensor, Tensor)| Ok(Loss::mean(model.loss(batch, true), batch.0.numel()));
     println!("{}", training.estimate(&draw(), config.batch, loss)?);
 
-    let mut step = |training: &mut Stack| -> Result<(), Failure> {
+    let step = |training: &mut Stack| -> Result<(), Failure> {
         let batch = draw();
         let outcome = training.step_with(|| loss(&batch))?;
         if outcome.stepped() { Ok(()) } else { Err("the step was skipped".into()) }

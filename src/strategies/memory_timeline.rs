@@ -1,9 +1,9 @@
 //! Records what each step did with memory: who held the bytes, and when.
 //!
 //! *Cost*: 40 bytes per event, allocated and touched by `build()` outside the counted memory
-//! ([`EVENTS`] of them: 5.2 MB); about 0.03 µs per allocation and free, and a look at the storage
-//! of each of the model's and the optimizer's tensors per step: 0.5 % of the CPU time of a step of
-//! 8 ms, and of a checkpointed one of 11 ms (medians of ten runs of `cargo bench --bench timeline`).
+//! ([`EVENTS`] of them: 5.2 MB); about 0.01 µs per allocation and free, and a look at the storage
+//! of each of the model's and the optimizer's tensors per step: 0.4 % of a step of 8 ms on one thread,
+//! 0.6 % of a checkpointed one of 11 ms (`cargo bench --bench timeline`).
 //!
 //! *When it acts*: around everything else. It sets no saved-tensor hook, so libtorch's version
 //! checks stay on, and it changes no value.
@@ -150,7 +150,7 @@ impl Strategy for MemoryTimeline {
 
     fn cost(&self, _model: &ModelSize) -> Cost {
         let bytes = (self.events as u64).saturating_mul(40);
-        Cost::new("40 B × events, beside the counted memory", Some(bytes), "0.03 µs per allocation and free")
+        Cost::new("40 B × events, beside the counted memory", Some(bytes), "0.01 µs per allocation and free")
     }
 
     /// Outside every other one that watches.
