@@ -671,3 +671,21 @@ fn edited_at_random_it_is_refused() {
         })
         .unwrap();
 }
+
+/// Writes a good manifest, one without its checksum and a good file of tensors into the folder that
+/// MEMFIT_SEEDS names: what the fuzz target of `fuzz/` begins with, its first byte before each.
+#[test]
+#[ignore = "writes the fuzz target's first inputs"]
+fn seeds_for_the_fuzz_target() {
+    let _guard = serial();
+    let folder = PathBuf::from(std::env::var_os("MEMFIT_SEEDS").unwrap());
+    fs::create_dir_all(&folder).unwrap();
+    let scene = Scene::new();
+    let manifest = fs::read(scene.file("manifest.json")).unwrap();
+    // The checksum stands alone in the first line.
+    let body = manifest.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let tensors = fs::read(scene.file("model.safetensors")).unwrap();
+    for (choice, bytes) in [(0, &manifest[..]), (1, &manifest[body..]), (2, &tensors[..])] {
+        fs::write(folder.join(format!("seed-{choice}")), [&[choice], bytes].concat()).unwrap();
+    }
+}

@@ -83,7 +83,9 @@ impl Stack {
     /// # Errors
     /// An open window; an empty batch; [`Error::CallOrder`] for strategies that run a window again
     /// without end; those of [`Stack::step`], with everything as before the call, but after a
-    /// failed update gradients stay for a look until the next window begins.
+    /// failed update gradients stay for a look until the next window begins;
+    /// [`Error::Poisoned`] where a later micro-batch fails after the optimizer took an earlier
+    /// one's gradients into its state.
     pub fn step_batch<B: Batch>(
         &mut self,
         batch: &B,
