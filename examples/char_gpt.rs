@@ -81,9 +81,10 @@ fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Fail
         keeper.step(progress.done(), &mut training, &random)?;
     }
     progress.finish();
+    let last_step = Charts::last_step(&training);
     keeper.end(progress.done(), flags.steps(), &mut training, &random)?;
     summarise(flags, text, &mut training, &progress)?;
-    charts.end(&training)
+    charts.end(last_step)
 }
 
 fn summarise(

@@ -38,25 +38,31 @@ impl Charts {
         Ok(Self { folder })
     }
 
+    /// The last step, where it was watched. Asked for before anything else runs: validating makes
+    /// more events than are kept.
+    pub fn last_step(training: &Training) -> Option<memfit::Result<Timeline>> {
+        training.stack.strategy::<MemoryTimeline>().map(MemoryTimeline::timeline)
+    }
+
     /// Prints the summary, with roles and segments where they were watched, and writes the files.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn end(&self, training: &Training) -> Result<(), Failure> {
-        let watch = training.stack.strategy::<MemoryTimeline>();
-        let timeline = match watch.map(MemoryTimeline::timeline) {
-            Some(Ok(timeline)) => timeline,
+    pub fn end(&self, last_step: Option<memfit::Result<Timeline>>) -> Result<(), Failure> {
+        match last_step {
+            Some(Ok(timeline)) => {
+                println!("{}", timeline.summary());
+                self.folder.iter().try_for_each(|folder| write(&timeline, &folder.join("step")))
+            }
             Some(Err(error)) => {
                 println!("{}\nno charts: {error}", memory::summary());
-                return Ok(());
+                Ok(())
             }
             None => {
                 println!("{}", memory::summary());
-                return Ok(());
+                Ok(())
             }
-        };
-        println!("{}", timeline.summary());
-        self.folder.iter().try_for_each(|folder| write(&timeline, &folder.join("step")))
+        }
     }
 }
 
