@@ -64,6 +64,12 @@ fn poisoned(error: Error, contains: &str) {
     assert!(error.to_string().contains(contains), "{error}");
 }
 
+/// Momentum in backward, in windows of three.
+fn in_threes(vs: &nn::VarStore) -> Stack {
+    let optimizer = InBackward::new(heavy(vs)).unwrap();
+    Stack::of(vs, optimizer).with(GradAccumulator::every(3)).build().unwrap()
+}
+
 fn out_of_order(error: Error, contains: &str) {
     assert!(matches!(error, Error::CallOrder { .. }), "{error}");
     assert!(error.to_string().contains(contains), "{error}");
@@ -73,10 +79,7 @@ fn out_of_order(error: Error, contains: &str) {
 fn what_does_not_fit_a_window_is_refused_before_it_joins_and_the_window_goes_on() {
     let _guard = serial();
     let (vs, w) = vector(1);
-    let stack = || {
-        let optimizer = InBackward::new(heavy(&vs)).unwrap();
-        Stack::of(&vs, optimizer).with(GradAccumulator::every(3)).build().unwrap()
-    };
+    let stack = || in_threes(&vs);
     let loss = |n: i32| Ok(Loss::mean(slope(&w, &[1.0]), n));
     let (mut training, mut disturbed) = (stack(), stack());
     for _ in 0..3 {
@@ -97,10 +100,7 @@ fn what_does_not_fit_a_window_is_refused_before_it_joins_and_the_window_goes_on(
 fn a_window_that_cannot_be_undone_is_poisoned() {
     let _guard = serial();
     let (vs, w) = vector(1);
-    let stack = || {
-        let optimizer = InBackward::new(heavy(&vs)).unwrap();
-        Stack::of(&vs, optimizer).with(GradAccumulator::every(3)).build().unwrap()
-    };
+    let stack = || in_threes(&vs);
     let loss = |n: i32| Ok(Loss::mean(slope(&w, &[1.0]), n));
     let mut training = stack();
     let _ = training.step_with(|| loss(1)).unwrap();
