@@ -188,3 +188,23 @@ fn growth_is_tried_where_activations_fit_beside_the_gradients() {
     let second = training.step_batch(&x, |x| loss(x)).unwrap().split().unwrap();
     assert_eq!((first.rows, second.rows, second.retries), (16, 32, 0));
 }
+
+/// Its forward ran alone, so it tells nothing of what a window takes.
+#[test]
+fn a_window_of_ignored_labels_alone_teaches_nothing() {
+    let _guard = serial();
+    let x = floats(&[8, WIDTH]);
+    let net = Net::new();
+    let sgd = Sgd::new(&net.vs, SgdConfig::default().lr(0.05)).unwrap();
+    let batcher = MicroBatcher::new().start(4).patience(1);
+    let mut training = Stack::of(&net.vs, sgd).with(batcher).build().unwrap();
+    let _limit = Limit::new(live() + (10 << 20)).unwrap();
+    let rows = |training: &Stack| training.strategy::<MicroBatcher>().unwrap().rows();
+    for _ in 0..3 {
+        let ignored = training.step_batch(&x, |x| Ok(Loss::mean(net.loss(x).tensor() * 0.0, 0)));
+        assert!(!ignored.unwrap().stepped());
+        assert_eq!(rows(&training), Some(4));
+    }
+    assert!(training.step_batch(&x, |x| Ok(net.loss(x))).unwrap().stepped());
+    assert_eq!(rows(&training), None, "a real one is clean, and the whole batch has room");
+}
