@@ -273,6 +273,26 @@ fn one_row_is_scaled_as_a_whole_where_the_sample_has_no_other() {
     assert!(error.percent().abs() < 10.0, "{error}");
 }
 
+/// Where a threshold decides what leaves memory all rows would tell; fewer do where they do not fit.
+#[test]
+fn rows_that_do_not_fit_are_told_by_half_of_them() {
+    let _guard = serial();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let model = layers(&vs);
+    let offload = CpuOffload::activations().disk(std::env::temp_dir());
+    let mut training = Stack::of(&vs, adamw(&vs)).with(offload).build().unwrap();
+    let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).f_square()?.f_mean(Kind::Float)?, x.size()[0]));
+    let sample = Tensor::randn([512, 64], CPU);
+    let all = training.estimate(&sample, 512, loss).unwrap();
+    let limit = Limit::new(live() + (all.peak - live()) * 3 / 4).unwrap();
+    let half = training.estimate(&sample, 512, loss).unwrap();
+    drop(limit);
+    assert_eq!(all.how, How::Ran);
+    assert_ne!(half.how, How::Ran);
+    let off = half.peak.abs_diff(all.peak) as f64 / all.peak as f64;
+    assert!(off < 0.05, "{half}\n{all}");
+}
+
 #[test]
 fn everything_is_put_back_to_the_bit_and_the_byte() {
     let _guard = serial();
