@@ -145,6 +145,17 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// A record of the data cannot be used; the other records can.
+    #[error("{origin}: {problem}")]
+    Data {
+        /// Which record.
+        origin: crate::data::Origin,
+        /// What is wrong with it.
+        problem: String,
+        /// The failure behind it, if there is one.
+        #[source]
+        source: Option<Box<Error>>,
+    },
     /// A failure in a later micro-batch dropped the open window: buffers, RNG and
     /// counters are as they were at its start.
     #[error(
@@ -194,6 +205,25 @@ impl Error {
     /// A setting that is out of range.
     pub fn config(setting: &'static str, problem: impl Into<String>) -> Self {
         Self::Config { setting, problem: problem.into() }
+    }
+
+    /// A record that cannot be used; the [`Loader`](crate::data::Loader) adds where it comes from.
+    pub fn data(problem: impl Into<String>) -> Self {
+        Self::Data { origin: crate::data::Origin::default(), problem: problem.into(), source: None }
+    }
+
+    /// Adds where a record comes from. Running out of memory is no matter of the record.
+    pub(crate) fn from_record(self, origin: impl FnOnce() -> crate::data::Origin) -> Self {
+        match self {
+            Self::Data { origin: known, problem, source } if known.is_empty() => {
+                Self::Data { origin: origin(), problem, source }
+            }
+            Self::Data { .. } => self,
+            error if error.is_out_of_memory() => error,
+            error => {
+                Self::Data { origin: origin(), problem: error.to_string(), source: Some(Box::new(error)) }
+            }
+        }
     }
 
     /// Whether memory ran out, and everything is as before.

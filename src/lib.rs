@@ -3,6 +3,7 @@
 #![warn(missing_docs, clippy::undocumented_unsafe_blocks)]
 
 pub mod checkpoint;
+pub mod data;
 pub mod error;
 mod ffi;
 pub mod loss;

@@ -1,8 +1,59 @@
 //! The bytes of a contiguous tensor in CPU memory.
 
+use tch::kind::Element;
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
+
+/// The bytes of numbers.
+pub(crate) fn of<T: Element + Copy>(numbers: &[T]) -> &[u8] {
+    // SAFETY: tch's elements are numbers and `bool`, which have no padding; the bytes are borrowed
+    // as long as the numbers.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), std::mem::size_of_val(numbers)) }
+}
+
+/// The bytes of a new tensor that nobody else reads or writes yet; any thread may fill it.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    tensor: Tensor,
+    data: *mut u8,
+    length: usize,
+}
+
+// SAFETY: a tensor may be used from any thread, and so may the memory that it keeps alive.
+unsafe impl Send for Filling {}
+
+impl Filling {
+    /// Takes a contiguous CPU tensor, of which there is no other holder.
+    pub(crate) fn new(tensor: Tensor) -> Result<Self> {
+        let (data, length) = place(&tensor)?;
+        Ok(Self { tensor, data, length })
+    }
+
+    /// Copies bytes to `offset`; false where they would not fit.
+    pub(crate) fn put(&mut self, offset: usize, bytes: &[u8]) -> bool {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.length) {
+            return false;
+        }
+        if !bytes.is_empty() {
+            // SAFETY: the range lies in the tensor's memory, which lives as long as the tensor; it is
+            // ours alone and no Rust reference to it exists.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(offset), bytes.len()) };
+        }
+        true
+    }
+
+    /// The tensor.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// The tensor, whose bytes are a new value since.
+    pub(crate) fn new_value(&self) -> &Tensor {
+        super::tensor::bump(&self.tensor);
+        &self.tensor
+    }
+}
 
 /// Lets `body` read the bytes.
 pub(crate) fn read<R>(tensor: &Tensor, body: impl FnOnce(&[u8]) -> R) -> Result<R> {

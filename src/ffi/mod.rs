@@ -27,6 +27,7 @@ pub(crate) mod sgd;
 mod status;
 pub(crate) mod storage;
 pub(crate) mod tensor;
+pub(crate) mod threads;
 pub(crate) mod timeline;
 
 pub(crate) use callback::{Arguments, Closure};

@@ -28,6 +28,7 @@ unsafe extern "C" {
     fn mf_storage_nbytes(tensor: *const C_tensor) -> u64;
     fn mf_storage_watch(tensor: *const C_tensor) -> *mut RawWeakStorage;
     fn mf_storage_unwatch(watch: *mut RawWeakStorage);
+    fn mf_storage_holders(tensor: *const C_tensor) -> usize;
     fn mf_storage_base(tensor: *const C_tensor, base: *mut *mut C_tensor) -> c_int;
     fn mf_storage_view(
         base: *const C_tensor,
@@ -158,6 +159,12 @@ impl View {
 pub(crate) fn nbytes(tensor: &Tensor) -> usize {
     // SAFETY: the handle is borrowed for the call.
     unsafe { mf_storage_nbytes(tensor.as_ptr()) as usize }
+}
+
+/// Tensors, views and graphs that hold the storage of a tensor now; 1 where nobody else does.
+pub(crate) fn holders(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { mf_storage_holders(tensor.as_ptr()) }
 }
 
 /// All bytes of a tensor's storage as one-dimensional uint8, sharing the storage but not

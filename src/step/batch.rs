@@ -2,6 +2,7 @@ use std::ops::Range;
 
 use tch::Tensor;
 
+use super::DataPosition;
 use crate::error::{Error, Result};
 
 /// A batch that knows its rows, so that it can be split into micro-batches.
@@ -15,6 +16,13 @@ pub trait Batch: Sized {
     /// Number of tokens that windows by tokens count; rows unless a type knows better.
     fn tokens(&self) -> u64 {
         u64::try_from(self.rows()).unwrap_or_default()
+    }
+
+    /// How far the data is consumed once this batch is; `None` where nobody counts. What a
+    /// [`Loader`](crate::data::Loader) gives knows it, and a [`Stack`](crate::Stack) keeps that of the
+    /// last step that returned.
+    fn data_position(&self) -> Option<DataPosition> {
+        None
     }
 
     /// The rows of a range, as views where the type allows.

@@ -2,6 +2,7 @@
 //! the strategies and the optimizer. No logic of its own.
 
 mod batch;
+mod data_position;
 mod exactness;
 mod final_gradients;
 mod inside;
@@ -14,6 +15,7 @@ mod strategy;
 mod window;
 
 pub use batch::Batch;
+pub use data_position::{DataPosition, Mark};
 pub use exactness::Exactness;
 pub(crate) use final_gradients::needs_gradients;
 pub(crate) use inside::{InsideStep, is_inside, unwind};

@@ -199,6 +199,9 @@ struct mf_weak_storage;
 // A tensor's version counter, held without its bytes. Owned.
 struct mf_version;
 
+// From now on libtorch's loops that this thread begins stay on it; other threads' are as before.
+void mf_threads_alone() noexcept;
+
 // A c10::ScalarType.
 int mf_tensor_dtype(mf_tensor tensor) noexcept;
 // Bytes of the whole storage, there or away; 0 without a storage.
@@ -206,6 +209,14 @@ uint64_t mf_storage_nbytes(mf_tensor tensor) noexcept;
 // Owned, freed by mf_storage_unwatch; null without a storage. Any thread.
 mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept;
 void mf_storage_unwatch(mf_weak_storage *watch) noexcept;  // given
+// Tensors, views and graphs that hold the storage now. What those that let go of it wrote and read
+// comes before this. Any thread.
+size_t mf_storage_holders(mf_tensor tensor) noexcept;
+// *tensor, owned: contiguous, over memory of the caller's. `release(context)` is called once, on
+// whichever thread drops the last holder, and at once where this fails.
+int mf_storage_over(
+    void *data, int dtype, const int64_t *sizes, size_t dims, void *context, void (*release)(void *),
+    mf_tensor *tensor) noexcept;
 // *base, owned: all bytes of the storage as 1-d uint8, with a version counter of its own.
 int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept;
 // *view, owned: a tensor over base's storage; offset, sizes and strides in elements, checked

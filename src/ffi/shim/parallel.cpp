@@ -6,6 +6,10 @@
 
 #include <vector>
 
+#include <dlfcn.h>
+
+#include "memfit.h"
+
 void memfit::parallel(int64_t count, c10::function_ref<void(int64_t, int64_t)> body) {
   if (count <= 0) return;
   if (count == 1) return body(0, 1);
@@ -24,4 +28,11 @@ void memfit::parallel(int64_t count, c10::function_ref<void(int64_t, int64_t)> b
     body(from, from + length);
   };
   iterator.for_each(loop, 1);
+}
+
+void mf_threads_alone() noexcept {
+  // libtorch's loops ask OpenMP, which keeps the number per thread; whichever OpenMP it came with.
+  using Setter = void (*)(int);
+  auto set = reinterpret_cast<Setter>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set != nullptr) set(1);
 }

@@ -1,7 +1,10 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
+#include <memory>
 #include <type_traits>
 
 #include "memfit.h"
@@ -68,6 +71,26 @@ mf_weak_storage *mf_storage_watch(mf_tensor tensor) noexcept {
 }
 
 void mf_storage_unwatch(mf_weak_storage *watch) noexcept { delete watch; }
+
+size_t mf_storage_holders(mf_tensor tensor) noexcept {
+  if (!tensor->defined() || !tensor->has_storage()) return 0;
+  size_t holders = tensor->storage().use_count();
+  // Pairs with the release of whoever let go: the count itself may be read without order.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return holders;
+}
+
+int mf_storage_over(
+    void *data, int dtype, const int64_t *sizes, size_t dims, void *context, void (*release)(void *),
+    mf_tensor *tensor) noexcept {
+  std::shared_ptr<void> held;
+  return memfit::guarded([&] {
+    held = std::shared_ptr<void>(context, release);
+    at::TensorOptions options(static_cast<at::ScalarType>(dtype));
+    auto drop = [held](void *) mutable { held.reset(); };
+    *tensor = new at::Tensor(at::from_blob(data, at::IntArrayRef(sizes, dims), drop, options));
+  });
+}
 
 int mf_storage_base(mf_tensor tensor, mf_tensor *base) noexcept {
   return memfit::guarded([&] {

@@ -1,0 +1,230 @@
+use std::sync::Arc;
+
+use tch::Device;
+
+use super::buffers::Buffers;
+use super::collate::{Collate, Stacked, With};
+use super::engine::{Engine, Pipeline};
+use super::feed::{Deal, Feed, Numbers, Tail};
+use super::loader::{Bad, Loader};
+use super::stream_feed::{Records, StreamJob};
+use super::transfer::{Mover, Transfer};
+use super::{Origin, Random, Source, Stream};
+use crate::error::{Error, Result};
+use crate::step::Batch;
+
+/// Settings of a [`Loader`], and what becomes of a record on its way into a batch.
+///
+/// J is what a worker starts from, S the sample that it makes, C how samples become a batch.
+#[must_use = "a loader begins with build()"]
+pub struct LoaderBuilder<J, S, C = Stacked> {
+    feed: Box<dyn FnOnce(Deal, u64) -> Box<dyn Feed<Job = J>>>,
+    decode: Box<super::engine::Decode<J, S>>,
+    origin: Box<dyn Fn(&J) -> Origin + Send + Sync>,
+    collate: C,
+    settings: Settings,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    deal: Deal,
+    /// Records of the shuffle buffer of a stream.
+    buffer: usize,
+    seed: u64,
+    workers: usize,
+    prefetch: usize,
+    bad: Bad,
+    /// Where batches go.
+    device: Device,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            deal: Deal { batch: 1, shuffle: None, rank: 0, world: 1, tail: Tail::Keep },
+            buffer: 10_000,
+            seed: 0,
+            workers: 0,
+            prefetch: 2,
+            bad: Bad::Tell,
+            device: Device::Cpu,
+        }
+    }
+}
+
+impl<J, S, C> std::fmt::Debug for LoaderBuilder<J, S, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoaderBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl<S: Send + 'static> LoaderBuilder<u64, S> {
+    pub(super) fn of_source<O: Source<Sample = S>>(source: O) -> Self {
+        let source = Arc::new(source);
+        let (reader, namer, len) = (source.clone(), source.clone(), source.len());
+        Self {
+            feed: Box::new(move |deal, _| Box::new(Numbers::new(len, deal))),
+            decode: Box::new(move |index, random| reader.get(*index, random)),
+            origin: Box::new(move |index| namer.origin(*index)),
+            collate: Stacked,
+            settings: Settings::default(),
+        }
+    }
+}
+
+impl<R: Clone + Send + Sync + 'static> LoaderBuilder<StreamJob<R>, R> {
+    pub(super) fn of_stream<O: Stream<Record = R>>(stream: O) -> Self {
+        Self {
+            feed: Box::new(move |deal, buffer| Box::new(Records::new(stream, deal, buffer))),
+            decode: Box::new(|job, _| Ok(job.record.clone())),
+            origin: Box::new(|job| job.origin.clone()),
+            collate: Stacked,
+            settings: Settings::default(),
+        }
+    }
+
+    /// Records that [`shuffle`](LoaderBuilder::shuffle) holds and mixes at once; 10,000 unless set.
+    ///
+    /// The stream is shuffled block by block: each block of so many records is read, permuted and
+    /// given out. *Cost*: so many records in memory. A stream whose neighbours are alike wants a
+    /// buffer of many times that neighbourhood.
+    pub fn shuffle_buffer(mut self, records: usize) -> Self {
+        self.settings.buffer = records;
+        self
+    }
+}
+
+impl<J, S, C> LoaderBuilder<J, S, C>
+where
+    J: Send + Sync + 'static,
+    S: Send + 'static,
+{
+    /// Samples in a batch, on each rank; 1 unless set.
+    pub fn batch(mut self, samples: usize) -> Self {
+        self.settings.deal.batch = samples;
+        self
+    }
+
+    /// Another order in every epoch, made of this seed and the epoch's number alone.
+    pub fn shuffle(mut self, seed: u64) -> Self {
+        self.settings.deal.shuffle = Some(seed);
+        self
+    }
+
+    /// What [`Random`] is seeded with; without it the seed of the shuffle, or 0.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = seed;
+        self
+    }
+
+    /// Threads that read and transform; 0, unless set, does it in the training's own thread.
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.settings.workers = threads;
+        self
+    }
+
+    /// Batches that may be ready or in the making; 2 unless set. All workers build one batch
+    /// together, so more of them do not take more memory.
+    pub fn prefetch(mut self, batches: usize) -> Self {
+        self.settings.prefetch = batches;
+        self
+    }
+
+    /// The share of one of several processes that train together: every `world`-th sample of the
+    /// epoch's order. A batch is then `world` times as much of the epoch.
+    pub fn rank(mut self, rank: usize, world: usize) -> Self {
+        self.settings.deal.rank = rank;
+        self.settings.deal.world = world;
+        self
+    }
+
+    /// What becomes of samples at the epoch's end that fill no batch.
+    pub fn tail(mut self, tail: Tail) -> Self {
+        self.settings.deal.tail = tail;
+        self
+    }
+
+    /// Passes over up to `most` bad records per epoch, and counts them
+    /// ([`Loader::passed_over`]); their batches are shorter by them. Without it each is an error,
+    /// in its place.
+    pub fn pass_over(mut self, most: u64) -> Self {
+        self.settings.bad = Bad::PassOver { most };
+        self
+    }
+
+    /// Brings batches to a device: through pinned memory and on a stream of their own on CUDA, one
+    /// batch ahead of the step, so that the copy runs beside it. On a CPU it is nothing.
+    pub fn pin(mut self, device: Device) -> Self {
+        self.settings.device = device;
+        self
+    }
+
+    /// Transforms each sample, on the workers; `random` is the sample's own, see [`Random`].
+    pub fn map<T, F>(self, transform: F) -> LoaderBuilder<J, T, C>
+    where
+        T: Send + 'static,
+        F: Fn(S, &mut Random) -> Result<T> + Send + Sync + 'static,
+    {
+        let Self { feed, decode, origin, collate, settings } = self;
+        let decode = Box::new(move |job: &J, random: &mut Random| transform(decode(job, random)?, random));
+        LoaderBuilder { feed, decode, origin, collate, settings }
+    }
+
+    /// Makes batches in another way than [`Stacked`].
+    pub fn collate<D: Collate<S>>(self, collate: D) -> LoaderBuilder<J, S, D> {
+        let Self { feed, decode, origin, settings, .. } = self;
+        LoaderBuilder { feed, decode, origin, collate, settings }
+    }
+
+    /// Makes batches by a function of all samples of a batch. After out of memory it is asked again.
+    pub fn collate_with<B, F>(self, function: F) -> LoaderBuilder<J, S, With<F, B>>
+    where
+        B: Batch + Transfer + Send + 'static,
+        F: Fn(&[&S]) -> Result<B> + Send + Sync + 'static,
+    {
+        self.collate(With::new(function))
+    }
+}
+
+impl<J, S, C> LoaderBuilder<J, S, C>
+where
+    J: Send + Sync + 'static,
+    S: Send + 'static,
+    C: Collate<S>,
+{
+    /// A loader at the start of epoch 0. Threads begin with the first batch.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a setting out of its range, [`Error::Unsupported`] for a device that
+    /// is not there.
+    pub fn build(self) -> Result<Loader<C::Batch>> {
+        self.check()?;
+        let Self { feed, decode, origin, collate, settings } = self;
+        let Settings { deal, buffer, seed, workers, prefetch, bad, device } = settings;
+        let mover = Mover::to(device)?;
+        let pipeline = Pipeline {
+            decode,
+            origin,
+            collate,
+            device,
+            // Those in the making, the one in the step and the one that windows look ahead to.
+            buffers: Buffers::keeping(prefetch + 2),
+            seed: if seed == 0 { deal.shuffle.unwrap_or_default() } else { seed },
+        };
+        let share = deal.batch.div_ceil(2 * workers.max(1));
+        let engine = Engine::new(pipeline, feed(deal, buffer as u64), prefetch, share);
+        Ok(Loader::over(Arc::new(engine), workers, bad, mover))
+    }
+
+    fn check(&self) -> Result<()> {
+        let Settings { deal: Deal { batch, rank, world, .. }, buffer, prefetch, .. } = self.settings;
+        let bad = |setting, problem: &str| Err(Error::config(setting, problem));
+        match () {
+            () if batch == 0 => bad("LoaderBuilder::batch", "0 samples; at least 1"),
+            () if prefetch == 0 => bad("LoaderBuilder::prefetch", "0 batches; at least 1"),
+            () if buffer == 0 => bad("LoaderBuilder::shuffle_buffer", "0 records; at least 1"),
+            () if rank >= world => bad("LoaderBuilder::rank", "a rank is below the number of ranks"),
+            () => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::builder::LoaderBuilder;
+use super::collate::Collate;
+use super::engine::{Engine, Next};
+use super::loaded::Loaded;
+use super::stream_feed::StreamJob;
+use super::transfer::{Mover, Sent, Transfer};
+use super::{Source, Stream};
+use crate::error::{Error, Result};
+use crate::step::DataPosition;
+
+/// Batches of an epoch, one after the other, made ahead by threads.
+///
+/// An iterator of `Result<Loaded<B>>`. It ends where the epoch ends; the next call begins the next
+/// epoch, so that `for micro in training.try_windows(&mut loader)` is one epoch. See the
+/// [module](super).
+pub struct Loader<B> {
+    engine: Arc<dyn Deliver<B>>,
+    workers: usize,
+    threads: Vec<JoinHandle<()>>,
+    bad: Bad,
+    passed_over: u64,
+    /// Of this epoch.
+    passed_over_here: u64,
+    position: DataPosition,
+    begun: bool,
+    /// What comes before anything new: errors of a batch, then the batch.
+    waiting: VecDeque<Result<Sent<B>>>,
+    /// Where batches go to a device.
+    mover: Option<Mover<B>>,
+}
+
+/// What becomes of a record that cannot be used.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bad {
+    Tell,
+    PassOver { most: u64 },
+}
+
+/// An engine, whatever its jobs and samples are.
+pub(super) trait Deliver<B>: Send + Sync {
+    fn begin(&self, from: DataPosition) -> Result<()>;
+    fn next(&self, workers: usize) -> Next<B>;
+    fn order(&self) -> u64;
+    fn samples(&self) -> Option<u64>;
+    fn is_ready(&self) -> bool;
+    fn work(&self);
+    fn stop(&self);
+    fn may_hang(&self) -> bool;
+}
+
+impl<J, S, C> Deliver<C::Batch> for Engine<J, S, C>
+where
+    J: Send + Sync + 'static,
+    S: Send + 'static,
+    C: Collate<S>,
+{
+    fn begin(&self, from: DataPosition) -> Result<()> {
+        self.begin(from)
+    }
+
+    fn next(&self, workers: usize) -> Next<C::Batch> {
+        self.next(workers)
+    }
+
+    fn order(&self) -> u64 {
+        self.order()
+    }
+
+    fn samples(&self) -> Option<u64> {
+        self.samples()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_ready()
+    }
+
+    fn work(&self) {
+        self.work();
+    }
+
+    fn stop(&self) {
+        self.stop();
+    }
+
+    fn may_hang(&self) -> bool {
+        self.may_hang()
+    }
+}
+
+impl Loader<()> {
+    /// Records of a [`Source`], by number.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new<S: Source>(source: S) -> LoaderBuilder<u64, S::Sample> {
+        LoaderBuilder::of_source(source)
+    }
+
+    /// Records of a [`Stream`], as they come.
+    pub fn stream<S: Stream>(stream: S) -> LoaderBuilder<StreamJob<S::Record>, S::Record> {
+        LoaderBuilder::of_stream(stream)
+    }
+}
+
+impl<B: Transfer + Send + 'static> Loader<B> {
+    pub(super) fn over(
+        engine: Arc<dyn Deliver<B>>,
+        workers: usize,
+        bad: Bad,
+        mover: Option<Mover<B>>,
+    ) -> Self {
+        Self {
+            mover,
+            engine,
+            workers,
+            threads: Vec::new(),
+            bad,
+            passed_over: 0,
+            passed_over_here: 0,
+            position: DataPosition::default(),
+            begun: false,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// The position after the batch that was given last. What *training* consumed is
+    /// [`Stack::data_position`](crate::Stack::data_position).
+    pub fn position(&self) -> DataPosition {
+        self.position
+    }
+
+    /// The epoch that the next batch is of.
+    pub fn epoch(&self) -> u64 {
+        self.position.epoch
+    }
+
+    /// Samples of an epoch that all ranks get together; `None` for a stream.
+    pub fn samples(&self) -> Option<u64> {
+        self.engine.samples()
+    }
+
+    /// Bad records that were passed over so far, of all epochs.
+    pub fn passed_over(&self) -> u64 {
+        self.passed_over
+    }
+
+    /// Goes to a position: what comes next are the samples that remain after it. Batches that
+    /// were made ahead are dropped. Batch size, workers and ranks may be others than those that the
+    /// position was taken with.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a position of another order; those of opening the files. The loader is
+    /// then where it was, at the start of what was not given yet.
+    pub fn seek(&mut self, position: DataPosition) -> Result<()> {
+        self.engine.begin(position)?;
+        self.position = DataPosition { order: self.engine.order(), ..position };
+        self.waiting.clear();
+        self.begun = true;
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        self.engine.begin(self.position)?;
+        self.begun = true;
+        self.passed_over_here = 0;
+        Ok(())
+    }
+
+    fn start_threads(&mut self) -> Result<()> {
+        while self.threads.len() < self.workers {
+            let engine = self.engine.clone();
+            let name = format!("memfit-data-{}", self.threads.len());
+            let thread = std::thread::Builder::new().name(name).spawn(move || engine.work());
+            let io = |source| Error::Io { action: "starting", path: "a data thread".into(), source };
+            self.threads.push(thread.map_err(io)?);
+        }
+        Ok(())
+    }
+
+    /// Errors first, each in its place, then the batch of the other records.
+    fn take(&mut self, errors: Vec<Error>, batch: Option<B>, after: DataPosition) {
+        for error in errors {
+            match self.bad {
+                Bad::PassOver { most } if self.passed_over_here < most && is_records(&error) => {
+                    tracing::warn!(%error, "a record was passed over");
+                    self.passed_over += 1;
+                    self.passed_over_here += 1;
+                }
+                _ => self.waiting.push_back(Err(error)),
+            }
+        }
+        if let Some(batch) = batch {
+            let loaded = Loaded { batch, position: after };
+            let sent = match &self.mover {
+                None => Ok(Sent::here(loaded)),
+                Some(mover) => mover.send(loaded),
+            };
+            self.waiting.push_back(sent);
+        }
+    }
+
+    /// Gives what waits first, and sends the next batch on its way where it is ready.
+    fn give(&mut self) -> Option<Result<Loaded<B>>> {
+        let item = self.waiting.pop_front()?;
+        let Some(mover) = &self.mover else { return Some(item.map(Sent::stays)) };
+        let landed = item.and_then(|sent| mover.land(sent));
+        if self.waiting.is_empty() && self.engine.is_ready() {
+            if let Next::Batch(errors, batch, after) = self.engine.next(self.workers) {
+                self.take(errors, batch, after);
+            }
+        }
+        Some(landed)
+    }
+}
+
+/// Whether an error is one record's own.
+fn is_records(error: &Error) -> bool {
+    matches!(error, Error::Data { .. })
+}
+
+impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
+    type Item = Result<Loaded<B>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(item) = self.give() {
+                if let Ok(loaded) = &item {
+                    self.position = loaded.position;
+                }
+                return Some(item);
+            }
+            let ready = if self.begun { Ok(()) } else { self.begin() };
+            if let Err(error) = ready.and_then(|()| self.start_threads()) {
+                return Some(Err(error));
+            }
+            match self.engine.next(self.workers) {
+                Next::Batch(errors, batch, after) => self.take(errors, batch, after),
+                Next::Failed(error) => return Some(Err(error)),
+                Next::EpochEnds => {
+                    self.position =
+                        DataPosition { epoch: self.position.epoch + 1, ..DataPosition::default() };
+                    self.begun = false;
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl<B> Drop for Loader<B> {
+    fn drop(&mut self) {
+        self.engine.stop();
+        // A thread in a read that nothing ends is left behind; it ends when the read does.
+        if self.engine.may_hang() {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<B> std::fmt::Debug for Loader<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader")
+            .field("position", &self.position)
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,147 @@
+use super::feed::{Deal, Feed, Planned, Planned1};
+use super::order::Order;
+use super::{Interrupt, Origin, Stream};
+use crate::error::Result;
+use crate::step::{DataPosition, Mark};
+
+/// The records of a [`Stream`], in its order or shuffled block by block.
+///
+/// A block of the shuffle is as long as the shuffle buffer, and is the part of the stream that is
+/// in memory. Where a block begins is known by counting, so a position needs no list of what
+/// the buffer held.
+pub(super) struct Records<S: Stream> {
+    stream: S,
+    deal: Deal,
+    /// Records of a block; 1 without shuffling.
+    block: u64,
+    at: DataPosition,
+    /// Records that were read ahead, by their places in the block; those that were given are gone.
+    held: Vec<Option<Read<S>>>,
+    order: Order,
+    /// Where the block begins that `held` is of.
+    start: u64,
+    start_mark: Option<Mark>,
+}
+
+type Read<S> = Result<StreamJob<<S as Stream>::Record>>;
+
+/// What a worker makes a stream's sample of.
+#[derive(Clone, Debug)]
+pub struct StreamJob<R> {
+    pub(super) record: R,
+    pub(super) origin: Origin,
+}
+
+impl<S: Stream> Records<S> {
+    pub(super) fn new(stream: S, deal: Deal, buffer: u64) -> Self {
+        let block = if deal.shuffle.is_some() { buffer.max(1) } else { 1 };
+        Self {
+            stream,
+            deal,
+            block,
+            at: DataPosition::default(),
+            held: Vec::new(),
+            order: Order::sequential(0),
+            start: 0,
+            start_mark: None,
+        }
+    }
+
+    /// Reads the block that begins at `start`; false where the stream ends before it.
+    fn fill(&mut self, start: u64) -> bool {
+        self.start = start;
+        self.start_mark = self.stream.mark();
+        self.held.clear();
+        while (self.held.len() as u64) < self.block {
+            match self.stream.next() {
+                Some(read) => self.held.push(Some(read.map(|(record, origin)| StreamJob { record, origin }))),
+                None => break,
+            }
+        }
+        let len = self.held.len() as u64;
+        self.order = match self.deal.shuffle {
+            // Each block is an epoch of its own to the order.
+            Some(seed) => Order::shuffled(len, seed ^ start.rotate_left(32), self.at.epoch),
+            None => Order::sequential(len),
+        };
+        len > 0
+    }
+
+    /// The record at a place of the epoch; `None` at its end.
+    fn take(&mut self, place: u64, mine: bool) -> Option<Read<S>> {
+        if self.block == 1 {
+            return self.take_next(mine);
+        }
+        let start = place - place % self.block;
+        if (self.held.is_empty() || start != self.start) && !self.fill(start) {
+            return None;
+        }
+        let at = self.order.at(place - start)?;
+        self.held.get_mut(usize::try_from(at).ok()?)?.take()
+    }
+
+    /// Without a shuffle the others' records are passed over unread.
+    fn take_next(&mut self, mine: bool) -> Option<Read<S>> {
+        if mine {
+            return Some(self.stream.next()?.map(|(record, origin)| StreamJob { record, origin }));
+        }
+        match self.stream.skip() {
+            Ok(false) => None,
+            Ok(true) => Some(Err(crate::Error::data("another rank's"))),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+impl<S: Stream> Feed for Records<S> {
+    type Job = StreamJob<S::Record>;
+
+    fn begin(&mut self, from: DataPosition) -> Result<()> {
+        let order = self.order();
+        self.deal.check(from, order)?;
+        self.stream.begin(from.epoch, from.mark)?;
+        self.held.clear();
+        self.at = DataPosition { order, ..from };
+        let start = from.samples - from.samples % self.block;
+        for _ in from.mark.map_or(0, |mark| mark.record)..start {
+            if !self.stream.skip()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Planned<Self::Job>> {
+        let (from, world, rank) = (self.at.samples, self.deal.world as u64, self.deal.rank as u64);
+        let mut jobs = Vec::with_capacity(self.deal.batch);
+        let mut taken = 0;
+        while taken < self.deal.whole() {
+            let place = from + taken;
+            let mine = taken % world == rank;
+            let Some(job) = self.take(place, mine) else { break };
+            taken += 1;
+            if mine {
+                jobs.push(Planned1 { place, job });
+            }
+        }
+        if jobs.is_empty() || self.deal.take(taken) == 0 {
+            return None;
+        }
+        self.at.samples += taken;
+        let in_block = self.block > 1 && self.at.samples < self.start + self.block;
+        self.at.mark = if in_block { self.start_mark } else { self.stream.mark() };
+        Some(Planned { jobs, after: self.at })
+    }
+
+    fn order(&self) -> u64 {
+        self.deal.order(self.block ^ (1 << 63))
+    }
+
+    fn samples(&self) -> Option<u64> {
+        None
+    }
+
+    fn interrupt(&self) -> Interrupt {
+        self.stream.interrupt()
+    }
+}

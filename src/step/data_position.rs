@@ -1,0 +1,25 @@
+/// How far training has consumed its data: what a run that resumes needs to get exactly the
+/// samples that remain. It counts over all ranks, so that their number may change.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DataPosition {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Samples consumed of the epoch's order, by all ranks; bad ones that were passed over count.
+    pub samples: u64,
+    /// Which order it counts in: a number of the seed, the length and what else makes the order.
+    pub order: u64,
+    /// Where in the files that is, or somewhere before it: a shortcut.
+    pub mark: Option<Mark>,
+}
+
+/// A place in the files of a stream, in the order that the epoch reads them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Number of the file in the epoch's order.
+    pub file: u64,
+    /// Bytes of it before the next record; of what was decompressed, in a compressed file.
+    pub offset: u64,
+    /// Records of the epoch before the next one.
+    pub record: u64,
+}
