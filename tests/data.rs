@@ -400,3 +400,57 @@ fn a_loader_that_is_dropped_stops_its_threads_at_once() {
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
     assert_eq!(alive.load(Ordering::SeqCst), 0, "no thread holds the transform any more");
 }
+
+#[test]
+fn the_memory_of_a_batch_is_used_again_once_it_is_gone() {
+    let _serial = serial();
+    let stats = || memfit::memory::stats(memfit::tch::Device::Cpu).unwrap().allocations;
+    let loader = Loader::new(numbers(4000)).map(|n, _| Ok((vec![n as f32; 100], n)));
+    let mut loader = loader.batch(8).workers(2).prefetch(2).build().unwrap();
+    let before = stats();
+    let mut held = None;
+    for batch in &mut loader {
+        held = Some(batch.unwrap());
+    }
+    // Two tensors a batch; two batches ahead, two here.
+    assert!(stats() - before <= 2 * 4, "{} allocations for 500 batches", stats() - before);
+    assert_eq!(ints(&held.unwrap().batch.1), (3992..4000).collect::<Vec<_>>());
+}
+
+#[test]
+fn whatever_allocation_fails_no_sample_is_lost() {
+    let _serial = serial();
+    for workers in [0, 2] {
+        let mut failed = 0;
+        for n in 1.. {
+            let loader = Loader::new(numbers(20)).map(|n, _| {
+                let own = Tensor::f_arange(4, (Kind::Int64, memfit::tch::Device::Cpu))?;
+                Ok((vec![n; own.size()[0] as usize + n as usize % 3], n))
+            });
+            let pad = memfit::data::Pad::to_longest(-1);
+            let loader = loader.batch(3).workers(workers).collate(pad).build().unwrap();
+            let guard = memfit::memory::FailAt::nth(n).unwrap();
+            let (mut seen, mut errors) = (Vec::new(), 0);
+            for item in loader {
+                match item {
+                    Ok(batch) => seen.push(batch.batch.1.shallow_clone()),
+                    Err(error) => {
+                        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+                        errors += 1;
+                    }
+                }
+            }
+            drop(guard);
+            let seen: Vec<u64> = seen.iter().flat_map(ints).collect();
+            assert_eq!(seen, (0..20).collect::<Vec<_>>(), "the {n}-th allocation failed");
+            // It is tried again before it is told.
+            assert_eq!(errors, 0);
+            let refused = memfit::memory::stats(memfit::tch::Device::Cpu).unwrap().failures;
+            if refused == failed && n > 1 {
+                break;
+            }
+            failed = refused;
+        }
+        assert!(failed > 20, "{failed}");
+    }
+}
