@@ -181,6 +181,8 @@ fn a_position_of_another_order_is_refused() {
         assert!(matches!(other.seek(position), Err(Error::State { .. })));
         // It is where it was.
         assert_eq!(other.next().unwrap().unwrap().position.samples, 1);
+        assert!(other.seek(position).is_err());
+        assert_eq!(other.next().unwrap().unwrap().position.samples, 2);
     }
 }
 
