@@ -20,6 +20,7 @@ mod slot;
 mod source;
 mod stream;
 mod stream_feed;
+mod streams;
 mod transfer;
 
 pub use buffers::{Buffers, Rows};
@@ -34,4 +35,5 @@ pub use sample::{Array, Sample};
 pub use source::Source;
 pub use stream::{Interrupt, Stream};
 pub use stream_feed::StreamJob;
+pub use streams::{Csv, Fields, Line, Lines, Row, json, numbers};
 pub use transfer::Transfer;

@@ -78,6 +78,23 @@ pub(crate) fn will_need(file: &File, offset: u64, length: u64) {
     let _ = (file, offset, length);
 }
 
+/// Lets the kernel drop cached pages that lie wholly in a part; pages that are not on the disk yet
+/// stay. A length of 0 reaches to the file's end.
+pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe {
+        libc::posix_fadvise(
+            file.as_raw_fd(),
+            offset as libc::off_t,
+            length as libc::off_t,
+            libc::POSIX_FADV_DONTNEED,
+        );
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, length);
+}
+
 /// Whether the file lies on a file system that is itself memory.
 pub(crate) fn is_memory(file: &File) -> bool {
     #[cfg(target_os = "linux")]

@@ -7,4 +7,5 @@ pub(crate) mod cgroup;
 pub(crate) mod file;
 pub(crate) mod heap;
 pub(crate) mod machine;
+pub(crate) mod pipe;
 pub(crate) mod resident;
