@@ -51,6 +51,7 @@ mod source;
 mod sources;
 mod stream;
 mod stream_feed;
+mod streams;
 mod transfer;
 
 pub use buffers::{Buffers, Rows};
@@ -72,4 +73,5 @@ pub use sources::{
 };
 pub use stream::{Interrupt, Stream};
 pub use stream_feed::StreamJob;
+pub use streams::{Csv, Fields, Line, Lines, Row, json, numbers};
 pub use transfer::Transfer;

@@ -80,7 +80,7 @@ impl Reader {
             }
         }
         if behind {
-            file::drop_cached(&self.file);
+            file::drop_cached(&self.file, 0, 0);
         }
     }
 
