@@ -35,6 +35,8 @@ mod documents {
     struct WritingAStrategy;
     #[doc = include_str!("../docs/snapshots.md")]
     struct Snapshots;
+    #[doc = include_str!("../docs/data.md")]
+    struct Data;
     #[doc = include_str!("../docs/interop.md")]
     struct Interop;
     #[doc = include_str!("../docs/system.md")]
