@@ -11,9 +11,9 @@ use crate::state::{Sink, State, Value};
 /// ```
 /// use memfit::{State, Value, snapshot::Extras};
 ///
-/// let mut data = State::default();
-/// data.insert("epochs", Value::Int(3));
-/// let extras = Extras::new().entry("data", data);
+/// let mut settings = State::default();
+/// settings.insert("epochs", Value::Int(3));
+/// let extras = Extras::new().entry("settings", settings);
 /// # let _ = extras;
 /// ```
 #[derive(Debug, Default)]
