@@ -34,6 +34,7 @@
 mod buffers;
 mod builder;
 mod collate;
+pub(crate) mod dtype;
 mod engine;
 mod feed;
 mod loaded;
@@ -47,6 +48,7 @@ mod random;
 mod sample;
 mod slot;
 mod source;
+mod sources;
 mod stream;
 mod stream_feed;
 mod transfer;
@@ -64,6 +66,10 @@ pub use pad::{Pad, Padded};
 pub use random::Random;
 pub use sample::{Array, Sample};
 pub use source::Source;
+pub use sources::{
+    ArrayFile, Concat, FileBytes, Files, InMemory, NextToken, Npy, Safetensors, Slice, Token, TokenRows,
+    Tokens, Zip,
+};
 pub use stream::{Interrupt, Stream};
 pub use stream_feed::StreamJob;
 pub use transfer::Transfer;
