@@ -39,13 +39,13 @@ mod engine;
 mod feed;
 mod loaded;
 mod loader;
-mod next_token;
 mod order;
 mod origin;
 mod pack;
 mod pad;
 mod random;
 mod sample;
+mod shifted;
 mod slot;
 mod source;
 mod sources;
@@ -59,12 +59,12 @@ pub use collate::{Collate, Stacked, Waiting, With};
 pub use feed::Tail;
 pub use loaded::Loaded;
 pub use loader::Loader;
-pub use next_token::NextToken;
 pub use origin::Origin;
 pub use pack::{Pack, Packed};
 pub use pad::{Pad, Padded};
 pub use random::Random;
 pub use sample::{Array, Sample};
+pub use shifted::Shifted;
 pub use source::Source;
 pub use sources::{
     ArrayFile, Concat, FileBytes, Files, InMemory, NextToken, Npy, Safetensors, Slice, Token, TokenRows,

@@ -5,8 +5,8 @@ use tch::{Device, Tensor};
 
 use super::buffers::Buffers;
 use super::collate::{Collate, Waiting};
-use super::next_token::{NextToken, shifted};
 use super::pad::part_of;
+use super::shifted::{Shifted, shifted};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
 use crate::ffi::bytes::{self, Filling};
@@ -161,7 +161,7 @@ impl Packed {
     ///
     /// # Errors
     /// libtorch's.
-    pub fn next_token(&self, ignore: i64) -> Result<NextToken> {
+    pub fn next_token(&self, ignore: i64) -> Result<Shifted> {
         let length = self.segments.size()[1] - 1;
         let (here, next) = (self.segments.f_narrow(1, 0, length)?, self.segments.f_narrow(1, 1, length)?);
         let follows = here.f_eq_tensor(&next)?.f_logical_and(&next.f_ne(0)?)?;

@@ -5,8 +5,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::buffers::Buffers;
 use super::collate::{Collate, Waiting};
-use super::next_token::{NextToken, shifted};
 use super::sample::Sample;
+use super::shifted::{Shifted, shifted};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -177,7 +177,7 @@ impl Padded {
     ///
     /// # Errors
     /// libtorch's.
-    pub fn next_token(&self, ignore: i64) -> Result<NextToken> {
+    pub fn next_token(&self, ignore: i64) -> Result<Shifted> {
         let follows = self.mask()?.f_narrow(1, 1, (self.tokens.size()[1] - 1).max(0))?;
         let count = self.lengths.iter().map(|length| (length - 1).max(0) as u64).sum();
         shifted(&self.tokens, &follows, ignore, count)
