@@ -170,7 +170,7 @@ fn look(bytes: &Tokens<u8>) -> Result<(f64, u64), Failure> {
     }
     let total = counts.iter().sum::<u64>() as f64;
     let shares = counts.iter().filter(|count| **count > 0).map(|count| *count as f64 / total);
-    Ok((-shares.map(|share| share * share.ln()).sum::<f64>(), sum))
+    Ok((shares.map(|share| share * share.recip().ln()).sum::<f64>(), sum))
 }
 
 /// Some bytes, as the numbers that they are.
