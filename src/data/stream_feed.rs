@@ -159,7 +159,7 @@ impl<S: Stream> Feed for Records<S> {
 
     fn next(&mut self) -> Option<Planned<Self::Job>> {
         let (from, world, rank) = (self.at.samples, self.deal.world as u64, self.deal.rank as u64);
-        let mut jobs = Vec::with_capacity(self.deal.batch);
+        let mut jobs = Vec::with_capacity(self.deal.batch.min(4096));
         let mut taken = 0;
         while taken < self.deal.whole() {
             let place = from + taken;
