@@ -220,6 +220,23 @@ fn storages_read_ahead_come_back_once_and_equal() {
     assert_eq!(moved.live_on_disk, 0);
 }
 
+/// A reader that comes late finds its storage asked for already.
+#[test]
+fn what_is_read_ahead_is_read_once_a_backward_also_in_a_graph_that_is_kept() {
+    let _guard = support::serial();
+    let a = leaf(&[64, 64]);
+    for _ in 0..30 {
+        let mut offload = to_disk().prefetch(2);
+        let loss =
+            around(&mut offload, || (0..8).fold(a.shallow_clone(), |x, _| x.tanh() * 1.5).sum(Kind::Float));
+        for backwards in 1..=2 {
+            let _ = Tensor::run_backward(&[&loss], &[&a], true, false);
+            let moved = offload.moved();
+            assert_eq!(moved.copies_in, backwards * moved.copies_out);
+        }
+    }
+}
+
 #[test]
 fn a_model_on_the_cpu_needs_a_folder() {
     let _guard = support::serial();

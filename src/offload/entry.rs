@@ -107,10 +107,18 @@ impl Entry {
         Ok(())
     }
 
-    /// Starts to bring the bytes back before anybody asks.
-    pub(crate) fn fetch_ahead(&self, carrier: &Carrier, observer: &Observer, ahead: Ahead) -> Result<()> {
+    /// Starts to bring the bytes back before anybody asks in this round; who came late finds the
+    /// next one.
+    pub(crate) fn fetch_ahead(
+        &self,
+        round: u64,
+        carrier: &Carrier,
+        observer: &Observer,
+        ahead: Ahead,
+    ) -> Result<()> {
         let mut content = self.content();
-        if content.back.is_some() || content.users == 0 || content.unasked != content.users {
+        let asked = content.round != round || content.unasked != content.users;
+        if content.back.is_some() || content.users == 0 || asked {
             return Ok(());
         }
         let Place::Away(home) = &content.place else { return Ok(()) };
@@ -206,9 +214,10 @@ impl Slot {
 
     /// The saved tensor.
     pub(crate) fn unpack(&mut self, carrier: &Carrier, observer: &Observer) -> Result<Tensor> {
-        let base;
+        let (base, round);
         {
             let mut content = self.entry.content();
+            round = content.round;
             base = self.entry.present(&mut content, carrier, observer)?;
             if self.asked_in != Some(content.round) {
                 self.asked_in = Some(content.round);
@@ -216,7 +225,7 @@ impl Slot {
             }
         }
         if let Some(ledger) = self.entry.ledger.upgrade() {
-            ledger.look_ahead(self.entry.number);
+            ledger.look_ahead(self.entry.number, round);
         }
         self.view.over(&base)
     }

@@ -30,7 +30,7 @@ pub(crate) struct Ledger {
     observer: Observer,
     rules: Rules,
     books: Mutex<Books>,
-    reader: Mutex<Option<SyncSender<Weak<Entry>>>>,
+    reader: Mutex<Option<SyncSender<Asked>>>,
     ahead: Arc<AtomicUsize>,
     me: Weak<Ledger>,
 }
@@ -44,6 +44,9 @@ struct Books {
     waiting: VecDeque<(Weak<Entry>, u64)>,
     next: u64,
 }
+
+/// A storage to read ahead, and the round that it is for: a graph that is kept has several.
+type Asked = (Weak<Entry>, u64);
 
 /// One storage that came back before anybody asked.
 #[derive(Debug)]
@@ -143,8 +146,9 @@ impl Ledger {
         }
     }
 
-    /// Backward has asked for the entry of this number: the ones before it come next.
-    pub(crate) fn look_ahead(&self, number: u64) {
+    /// Backward has asked for the entry of this number, for the `round + 1`-th time: the ones before
+    /// it come next.
+    pub(crate) fn look_ahead(&self, number: u64, round: u64) {
         let wanted = self.rules.prefetch.unwrap_or(1);
         let before: Vec<Arc<Entry>> = {
             let books = self.books();
@@ -158,23 +162,23 @@ impl Ledger {
         };
         for (index, entry) in before.into_iter().enumerate() {
             if entry.on_host() && index < wanted {
-                self.fetch(&entry);
+                self.fetch(&entry, round);
             } else if self.rules.prefetch.is_some_and(|wanted| index < wanted) {
-                self.send(entry);
+                self.send((Arc::downgrade(&entry), round));
             } else if index > 0 {
                 entry.announce();
             }
         }
     }
 
-    fn fetch(&self, entry: &Entry) {
+    fn fetch(&self, entry: &Entry, round: u64) {
         if let Some(ahead) = claim(&self.ahead, self.rules.prefetch.unwrap_or(1)) {
             // Whoever asks for it meets the error again.
-            let _ = entry.fetch_ahead(&self.carrier, &self.observer, ahead);
+            let _ = entry.fetch_ahead(round, &self.carrier, &self.observer, ahead);
         }
     }
 
-    fn send(&self, entry: Arc<Entry>) {
+    fn send(&self, asked: Asked) {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = reader.get_or_insert_with(|| {
             let (sender, receiver) = sync_channel(self.rules.prefetch.unwrap_or(1).max(1));
@@ -186,7 +190,7 @@ impl Ledger {
             let _ = std::thread::Builder::new().name("memfit-read-ahead".to_owned()).spawn(run);
             sender
         });
-        let _ = sender.try_send(Arc::downgrade(&entry));
+        let _ = sender.try_send(asked);
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -203,17 +207,17 @@ fn claim(ahead: &Arc<AtomicUsize>, most: usize) -> Option<Ahead> {
 }
 
 fn read_ahead(
-    entries: &Receiver<Weak<Entry>>,
+    entries: &Receiver<Asked>,
     carrier: &Carrier,
     observer: &Observer,
     ahead: &Arc<AtomicUsize>,
     most: usize,
 ) {
-    while let Ok(entry) = entries.recv() {
+    while let Ok((entry, round)) = entries.recv() {
         let Some(entry) = entry.upgrade() else { continue };
         if let Some(ahead) = claim(ahead, most) {
             // Whoever asks for it meets the error again.
-            let _ = entry.fetch_ahead(carrier, observer, ahead);
+            let _ = entry.fetch_ahead(round, carrier, observer, ahead);
         }
     }
 }
