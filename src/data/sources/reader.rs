@@ -199,4 +199,47 @@ mod tests {
         assert!(!strangers.is_due(0, 0), "nothing was touched");
         assert!(Touched::new(0, 4_096).is_due(0, 1), "a step of nothing is after every read");
     }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_page_cache_holds_no_more_of_the_file_than_was_asked_for() {
+        use crate::sys::mapping::cached;
+
+        const SIZE: u64 = 32 << 20;
+        const STEP: u64 = 1 << 20;
+        /// What a kernel may read ahead of a reader, a few times over.
+        const AHEAD: u64 = 2 << 20;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut file, &vec![7; SIZE as usize]).unwrap();
+        if file::is_memory(file.as_file()) {
+            eprintln!("skipped: the temporary folder is in memory, where nothing can be dropped");
+            return;
+        }
+        // Pages that are not on the disk yet are not dropped.
+        file.as_file().sync_all().unwrap();
+        let rows = SIZE / 4_096;
+        let most = |reader: &Reader, order: &dyn Fn(u64) -> u64| {
+            file::drop_cached(&reader.file);
+            let mut most = 0;
+            for row in 0..rows {
+                let mut bytes = [0; 4_096];
+                reader.read(order(row) * 4_096, &mut bytes).unwrap();
+                assert_eq!(bytes, [7; 4_096]);
+                if row % 64 == 0 {
+                    most = most.max(cached(&reader.file));
+                }
+            }
+            most
+        };
+        let plain = Reader::open(file.path()).unwrap();
+        assert_eq!(most(&plain, &|row| row), SIZE - 63 * 4_096, "without the setting all of it stays");
+        let behind = plain.clone().drop_behind(STEP);
+        let sequential = most(&behind, &|row| row);
+        assert!(sequential <= STEP + AHEAD, "{sequential}");
+        // An odd factor makes a permutation of a power of two.
+        let shuffled = most(&behind, &|row| (row * 2_654_435_761) % rows);
+        assert!(shuffled <= STEP + AHEAD, "{shuffled}");
+        let mapped = most(&plain.mapped(None).unwrap().drop_behind(STEP), &|row| row);
+        assert!(mapped <= STEP + AHEAD, "pages that are mapped are given back first: {mapped}");
+    }
 }
