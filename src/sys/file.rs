@@ -114,16 +114,28 @@ pub(crate) fn open_data(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Lets the page cache drop the pages of a file that nobody maps and that are on the disk.
-pub(crate) fn drop_cached(file: &File) {
+/// Lets the page cache drop the pages of a part that nobody maps and that are on the disk; a length of 0
+/// is up to the file's end.
+pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]
     // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
     unsafe {
-        // A length of 0 is up to the file's end.
-        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+        libc::posix_fadvise(
+            file.as_raw_fd(),
+            offset as libc::off_t,
+            length as libc::off_t,
+            libc::POSIX_FADV_DONTNEED,
+        );
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = file;
+    let _ = (file, offset, length);
+}
+
+/// Lets the kernel read nothing ahead.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn read_nothing_ahead(file: &File) {
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
 /// Makes what was renamed or made in a folder outlive a power cut.

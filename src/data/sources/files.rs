@@ -131,7 +131,7 @@ impl Files {
         let mut bytes = room(len as usize)?;
         open.read_exact(&mut bytes).map_err(failed("reading"))?;
         if matches!(self.behind, Behind::Drop) {
-            file::drop_cached(&open);
+            file::drop_cached(&open, 0, 0);
         }
         Ok(bytes)
     }
