@@ -26,7 +26,7 @@ use memfit::tch::{self, Device};
 
 use charts::Charts;
 use flags::Flags;
-use gpt::{Failure, Random, Text, Training};
+use gpt::{Failure, Text, Training};
 use keeper::Keeper;
 use progress::Progress;
 
@@ -52,6 +52,8 @@ fn run(flags: &Flags) -> Result<(), Failure> {
         Some(file) => Text::of_file(file, config.context)?,
         None => Text::of_this_project(config.context)?,
     };
+    // What is wrong with the text shows before anything begins.
+    drop(text.loader(&config, 0, 0)?);
     tch::manual_seed(flags.seed() as i64);
     if !flags.no_table {
         table::print(&config, &text, &stop)?;
@@ -70,19 +72,24 @@ fn train(flags: &Flags, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Fail
     println!("training with {} within {}", plan.name(), flags.budget());
     println!("{}\n", training.stack);
 
-    let mut random = Random::new(flags.seed());
     let mut keeper = Keeper::new(flags, text)?;
-    let from = keeper.begin(flags, &mut training, &mut random)?;
+    let from = keeper.begin(flags, &mut training)?;
+    let mut loader = text.loader(&config, keeper.seed(), flags.workers())?;
+    if let Some(position) = training.stack.data_position() {
+        loader.seek(position)?;
+    }
     let mut progress = Progress::new(flags.steps(), from, flags.losses, flags.monitor.as_deref())?;
     let pause = flags.pause_after.map_or(flags.steps(), |steps| from.saturating_add(steps));
     while progress.done() < flags.steps().min(pause) && !stop() {
-        let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
+        // Where the loader gives nothing an epoch ended; its next batch is of the next one.
+        let Some(batch) = loader.next() else { continue };
+        let outcome = training.step_loaded(&batch?)?;
         progress.step(&outcome);
-        keeper.step(progress.done(), &mut training, &random)?;
+        keeper.step(progress.done(), &mut training)?;
     }
     progress.finish();
     let last_step = Charts::last_step(&training);
-    keeper.end(progress.done(), flags.steps(), &mut training, &random)?;
+    keeper.end(progress.done(), flags.steps(), &mut training)?;
     summarise(flags, text, &mut training, &progress)?;
     charts.end(last_step)
 }
@@ -94,7 +101,7 @@ fn summarise(
     progress: &Progress,
 ) -> Result<(), Failure> {
     let (steps, seconds) = progress.here();
-    let validation = text.validation(&flags.config(), 16, Device::Cpu);
+    let validation = text.validation(&flags.config(), 16, Device::Cpu)?;
     let loss = training.validate(&validation)?;
     let entropy = text.entropy();
     let verdict = if loss < entropy { "below" } else { "not yet below" };

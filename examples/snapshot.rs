@@ -7,13 +7,13 @@ mod gpt;
 use std::path::Path;
 
 use memfit::snapshot::Extras;
-use memfit::tch::{self, Device};
-use memfit::{Snapshots, State, StepOutcome, Value};
+use memfit::tch;
+use memfit::{Snapshots, StepOutcome};
 
-use gpt::{Config, Failure, Plan, Random, Text};
+use gpt::{Config, Failure, Plan, Text};
 
 /// One process makes so many steps of the whole.
-const HERE: u64 = 10;
+const HERE: usize = 10;
 const STEPS: u64 = 20;
 
 fn main() -> Result<(), Failure> {
@@ -29,28 +29,26 @@ fn process(folder: &Path) -> Result<(), Failure> {
     let config = Config::small();
     let text = Text::of_this_project(config.context)?;
     let mut training = Plan::plain(2e-3).start_run(&config, 64 << 20, STEPS)?;
-    let mut random = Random::new(0);
+    let mut loader = text.loader(&config, 0, 1)?;
 
     let mut snapshots = Snapshots::in_folder(folder)?.keep_last(2);
-    // Parameters, moments, schedule, generators: all of it comes back, or an error and none.
+    // Parameters, moments, schedule, generators, how far the text is consumed: all of it comes back,
+    // or an error and none.
     if let Some(snapshot) = snapshots.latest()? {
         let resumed = snapshot.resume(&mut training.stack)?;
-        // What the stack does not know travels as an entry: here, what picks the rows.
-        if let Some(Value::Int(state)) = resumed.entries.get("rows").and_then(|rows| rows.get("state")) {
-            random = Random::new(*state as u64);
+        if let Some(position) = resumed.data {
+            loader.seek(position)?;
         }
         println!("going on after step {}", resumed.position.steps);
     }
 
-    for _ in 0..HERE {
-        let outcome = training.step(&text.batch(&config, &mut random, Device::Cpu))?;
+    for batch in loader.take(HERE) {
+        let outcome = training.step_loaded(&batch?)?;
         let StepOutcome::Stepped { loss, .. } = outcome else { continue };
         let step = training.stack.position().steps;
         println!("step {step}: loss {:.4}", loss.double_value(&[]));
         if step % 5 == 0 {
-            let mut rows = State::default();
-            rows.insert("state", Value::Int(random.state() as i64));
-            let saved = snapshots.save(&mut training.stack, &Extras::new().entry("rows", rows))?;
+            let saved = snapshots.save(&mut training.stack, &Extras::new())?;
             println!("saved {} bytes in {:.2} s", saved.bytes, saved.seconds);
         }
     }

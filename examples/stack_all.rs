@@ -7,7 +7,7 @@ use memfit::strategies::{AmpScaler, Budget, Cosine, GradAccumulator, GradClip};
 use memfit::tch::{self, Device, nn};
 use memfit::{CpuOffload, Loss, Stack, StepOutcome};
 
-use gpt::{Config, Failure, Gpt, Random, Recompute, Text};
+use gpt::{Config, Failure, Gpt, Recompute, Text};
 
 fn main() -> Result<(), Failure> {
     tch::manual_seed(0);
@@ -30,9 +30,8 @@ fn main() -> Result<(), Failure> {
         .build()?;
     println!("{training}\n");
 
-    let mut random = Random::new(0);
-    let batches = (0..120).map(|_| text.batch(&config, &mut random, Device::Cpu));
-    for micro in training.windows(batches) {
+    let mut loader = text.loader(&config, 0, 1)?;
+    for micro in training.try_windows(loader.by_ref().take(120)) {
         let outcome =
             training.step(micro?, |batch| Ok(Loss::mean(model.loss(batch, true), batch.0.numel())))?;
         if let StepOutcome::Stepped { loss, peak, lr, .. } = outcome {

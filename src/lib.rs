@@ -37,6 +37,8 @@ mod documents {
     struct DataSources;
     #[doc = include_str!("../docs/snapshots.md")]
     struct Snapshots;
+    #[doc = include_str!("../docs/data.md")]
+    struct Data;
     #[doc = include_str!("../docs/interop.md")]
     struct Interop;
     #[doc = include_str!("../docs/system.md")]

@@ -147,3 +147,55 @@ fn a_monitor_and_the_report_have_the_device_s_figures() {
         assert!(memfit::memory::stats(device).unwrap().peak >= seen.live, "asking does not reset it");
     }
 }
+
+#[test]
+fn a_loader_brings_batches_to_the_device_one_ahead() {
+    use memfit::data::{Loader, Random, Source};
+    struct Rows;
+    impl Source for Rows {
+        type Sample = (Vec<f32>, i64);
+
+        fn len(&self) -> u64 {
+            200
+        }
+
+        fn get(&self, index: u64, _: &mut Random) -> memfit::Result<Self::Sample> {
+            Ok((vec![index as f32; 1 << 16], index as i64))
+        }
+    }
+    let _guard = support::serial();
+    let Some(device) = device("a_loader_brings_batches_to_the_device_one_ahead") else { return };
+    let loader = Loader::new(Rows).batch(4).workers(2).pin(device).build().expect("a loader");
+    for (index, batch) in loader.enumerate() {
+        let (rows, labels) = batch.expect("a batch").batch;
+        assert_eq!((rows.device(), labels.device()), (device, device));
+        // The training's own queue is busy while the next copy runs.
+        let busy = chain(&rows.narrow(1, 0, SIDE));
+        assert_eq!(busy.size(), [4, SIDE]);
+        let wanted: Vec<i64> = (4 * index as i64..4 * index as i64 + 4).collect();
+        assert_eq!(Vec::<i64>::try_from(&labels).expect("labels"), wanted);
+        let means = Vec::<f64>::try_from(rows.mean_dim(1, false, Kind::Double)).expect("means");
+        assert_eq!(means, wanted.iter().map(|label| *label as f64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_loader_for_a_device_that_is_not_there_is_refused() {
+    use memfit::data::{Loader, Random, Source};
+    struct One;
+    impl Source for One {
+        type Sample = i64;
+
+        fn len(&self) -> u64 {
+            1
+        }
+
+        fn get(&self, _: u64, _: &mut Random) -> memfit::Result<i64> {
+            Ok(1)
+        }
+    }
+    let refused = Loader::new(One).pin(Device::Cuda(99)).build();
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
+    // On a CPU the same line costs nothing.
+    assert_eq!(Loader::new(One).pin(Device::Cpu).build().expect("a loader").count(), 1);
+}

@@ -23,9 +23,10 @@ pub fn write(folder: &Path, config: &Config) -> Result<(), Failure> {
     let _model = Gpt::new(&vs.root(), config, Recompute::Never);
     vs.save(folder.join(WEIGHTS))?;
     let text = Text::of_this_project(config.context)?;
-    fs::write(folder.join(TEXT), text.train())?;
+    let train = text.train()?;
+    fs::write(folder.join(TEXT), &train)?;
     let mut random = Random::new(1);
-    let room = text.train().len() - config.context as usize;
+    let room = train.len() - config.context as usize;
     let offsets: Vec<String> = (0..ROWS).map(|_| random.below(room).to_string()).collect();
     Ok(fs::write(folder.join(OFFSETS), offsets.join("\n"))?)
 }

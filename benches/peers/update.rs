@@ -65,7 +65,7 @@ pub fn losses(name: &str, seeds: u64, steps: u64, rate: Option<f64>) -> Result<(
     let (choice, config) = (named(name)?, Config::small());
     let lr = rate.unwrap_or(choice.rate(&config));
     let text = Text::of_this_project(config.context)?;
-    let validation = text.validation(&config, 256, Device::Cpu);
+    let validation = text.validation(&config, 256, Device::Cpu)?;
     println!("{lr}");
     for seed in 0..seeds {
         tch::manual_seed(seed as i64);
@@ -74,7 +74,7 @@ pub fn losses(name: &str, seeds: u64, steps: u64, rate: Option<f64>) -> Result<(
         let mut random = Random::new(seed);
         for _ in 0..steps {
             let StepOutcome::Stepped { .. } =
-                training.step(&text.batch(&config, &mut random, Device::Cpu))?
+                training.step(&text.batch(&config, &mut random, Device::Cpu)?)?
             else {
                 return Err("a step was skipped".into());
             };

@@ -78,7 +78,10 @@ pub struct Flags {
     /// Same seed, same run
     #[arg(long)]
     seed: Option<u32>,
-    /// Text to train on; without it, this repository's own sources and documents
+    /// Threads that read the text ahead of the training; 0 reads in the training's own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u8).range(..=64))]
+    workers: u8,
+    /// Text to train on, of any length; without it, this repository's own sources and documents
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
     /// Write the last step's memory there: a chart as SVG and PNG, a page to hover over, a trace for
@@ -160,6 +163,11 @@ impl Flags {
     /// Updates to make.
     pub fn steps(&self) -> u64 {
         self.steps.unwrap_or(if self.small { 300 } else { 80 })
+    }
+
+    /// Threads that read ahead.
+    pub fn workers(&self) -> usize {
+        usize::from(self.workers)
     }
 
     /// The seed, or one from the clock.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use memfit::memory;
-use memfit::tch::{Device, Tensor, nn, nn::OptimizerConfig};
+use memfit::tch::{Device, nn, nn::OptimizerConfig};
 
-use crate::gpt::{Amp, Choice, Config, Failure, Gpt, Plan, Random, Recompute, Split, Text};
+use crate::gpt::{Amp, Choice, Config, Failure, Gpt, Plan, Recompute, Rows, Split, Text};
 
 /// Peak bytes and the fastest step's milliseconds.
 struct Measured {
@@ -19,7 +19,7 @@ struct Measured {
 /// A stack that cannot be built or trained.
 pub fn print(config: &Config, text: &Text, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
     let lr = Choice::AdamW.rate(config);
-    let batch = text.batch(config, &mut Random::new(1), Device::Cpu);
+    let batch = text.loader(config, 1, 0)?.next().ok_or("the text has no batch")??.batch;
     println!("{:<54} {:>9} {:>9} {:>9} {:>9}", "one step of", "peak MB", "of plain", "ms", "of plain");
     let plain = plain(config, &batch, lr)?;
     row("the plain tch loop", &plain, &plain);
@@ -49,7 +49,7 @@ fn plans(lr: f64) -> [Plan; 4] {
 }
 
 /// The loop without memfit.
-fn plain(config: &Config, batch: &(Tensor, Tensor), lr: f64) -> Result<Measured, Failure> {
+fn plain(config: &Config, batch: &Rows, lr: f64) -> Result<Measured, Failure> {
     let vs = nn::VarStore::new(Device::Cpu);
     let model = Gpt::new(&vs.root(), config, Recompute::Never);
     let mut optimizer = nn::AdamW::default().build(&vs, lr)?;

@@ -1,13 +1,14 @@
 use std::path::PathBuf;
 
+use memfit::data::Loaded;
 use memfit::optim::{InBackward, Optimizer};
 use memfit::strategies::{
     AmpScaler, Budget, Cosine, GradAccumulator, GradClip, MemoryTimeline, MicroBatcher,
 };
-use memfit::tch::{Device, Tensor, nn};
-use memfit::{CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
+use memfit::tch::{Device, nn};
+use memfit::{Batch, CpuOffload, Loss, Result, Stack, StackBuilder, StepOutcome};
 
-use super::{Choice, Config, Gpt, Recompute, With};
+use super::{Choice, Config, Gpt, Recompute, Rows, With};
 
 /// The dtype of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,16 +211,29 @@ impl Training {
     ///
     /// # Errors
     /// Out of memory, a full disk: the model is as before.
-    pub fn step(&mut self, batch: &(Tensor, Tensor)) -> Result<StepOutcome> {
+    pub fn step(&mut self, batch: &Rows) -> Result<StepOutcome> {
+        self.step_of(batch, |rows| rows)
+    }
+
+    /// The same, of what a loader gives: the stack then knows how far the text is consumed.
+    ///
+    /// # Errors
+    /// As [`Training::step`].
+    pub fn step_loaded(&mut self, batch: &Loaded<Rows>) -> Result<StepOutcome> {
+        self.step_of(batch, |loaded| &loaded.batch)
+    }
+
+    fn step_of<B: Batch>(&mut self, batch: &B, rows: fn(&B) -> &Rows) -> Result<StepOutcome> {
         let model = &self.model;
-        self.stack.step_batch(batch, |micro| Ok(Loss::mean(model.loss(micro, true), micro.0.numel())))
+        let loss = |rows: &Rows| Loss::mean(model.loss(rows, true), rows.0.numel());
+        self.stack.step_batch(batch, |micro| Ok(loss(rows(micro))))
     }
 
     /// Mean loss over rows that were not trained on, four at a time.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn validate(&mut self, (bytes, next): &(Tensor, Tensor)) -> Result<f64> {
+    pub fn validate(&mut self, (bytes, next): &Rows) -> Result<f64> {
         let model = &self.model;
         self.stack.evaluate(|| {
             let parts = bytes.f_split(4, 0)?.into_iter().zip(next.f_split(4, 0)?);

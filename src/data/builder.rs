@@ -30,7 +30,7 @@ struct Settings {
     deal: Deal,
     /// Records of the shuffle buffer of a stream.
     buffer: usize,
-    seed: u64,
+    seed: Option<u64>,
     workers: usize,
     prefetch: usize,
     bad: Bad,
@@ -43,7 +43,7 @@ impl Default for Settings {
         Self {
             deal: Deal { batch: 1, shuffle: None, rank: 0, world: 1, tail: Tail::Keep },
             buffer: 10_000,
-            seed: 0,
+            seed: None,
             workers: 0,
             prefetch: 2,
             bad: Bad::Tell,
@@ -113,7 +113,7 @@ where
 
     /// What [`Random`] is seeded with; without it the seed of the shuffle, or 0.
     pub fn seed(mut self, seed: u64) -> Self {
-        self.settings.seed = seed;
+        self.settings.seed = Some(seed);
         self
     }
 
@@ -208,8 +208,8 @@ where
             collate,
             device,
             // Those in the making, the one in the step and the one that windows look ahead to.
-            buffers: Buffers::keeping(prefetch + 2),
-            seed: if seed == 0 { deal.shuffle.unwrap_or_default() } else { seed },
+            buffers: Buffers::keeping(prefetch.saturating_add(2)),
+            seed: seed.or(deal.shuffle).unwrap_or_default(),
         };
         let share = deal.batch.div_ceil(2 * workers.max(1));
         let engine = Engine::new(pipeline, feed(deal, buffer as u64), prefetch, share);

@@ -127,7 +127,7 @@ impl Feed for Numbers {
     fn next(&mut self) -> Option<Planned<u64>> {
         let from = self.at.samples;
         let to = from + self.deal.take(self.len.saturating_sub(from));
-        let places = (from + self.deal.rank as u64..to).step_by(self.deal.world);
+        let places = (from.saturating_add(self.deal.rank as u64)..to).step_by(self.deal.world);
         let jobs: Vec<_> =
             places.filter_map(|place| Some(Planned1 { place, job: Ok(self.order.at(place)?) })).collect();
         if jobs.is_empty() {

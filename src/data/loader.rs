@@ -154,6 +154,8 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     /// [`Error::State`] for a position of another order; those of opening the files. The loader is
     /// then where it was, at the start of what was not given yet.
     pub fn seek(&mut self, position: DataPosition) -> Result<()> {
+        // What was made ahead is gone either way.
+        self.begun = false;
         self.engine.begin(position)?;
         self.position = DataPosition { order: self.engine.order(), ..position };
         self.waiting.clear();

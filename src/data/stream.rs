@@ -20,8 +20,10 @@ pub trait Stream: Send + 'static {
     /// not of these files.
     fn begin(&mut self, epoch: u64, from: Option<Mark>) -> Result<()>;
 
-    /// The next record with its origin; `None` at the epoch's end, and after an error that
-    /// nothing can follow.
+    /// The next record with its origin; `None` at the epoch's end.
+    ///
+    /// [`Error::Data`](crate::Error::Data) is one record's own. After any other error nothing
+    /// follows: the epoch ends with it, on every rank.
     fn next(&mut self) -> Option<Result<(Self::Record, Origin)>>;
 
     /// Passes over one record; false at the epoch's end. A record that cannot be used counts.
@@ -36,6 +38,12 @@ pub trait Stream: Send + 'static {
     /// epoch can be gone back to.
     fn mark(&self) -> Option<Mark> {
         None
+    }
+
+    /// A number of what makes the order of the records: which files, and how they are shuffled.
+    /// Positions of another number are refused.
+    fn order(&self) -> u64 {
+        0
     }
 
     /// Ends a read that waits, when the loader is dropped.

@@ -1,7 +1,8 @@
 use super::feed::{Deal, Feed, Planned, Planned1};
 use super::order::Order;
+use super::random::mix;
 use super::{Interrupt, Origin, Stream};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::step::{DataPosition, Mark};
 
 /// The records of a [`Stream`], in its order or shuffled block by block.
@@ -21,6 +22,10 @@ pub(super) struct Records<S: Stream> {
     /// Where the block begins that `held` is of.
     start: u64,
     start_mark: Option<Mark>,
+    /// What ended the stream before its end, until it is told.
+    failed: Option<Error>,
+    /// The stream is at its end, whatever it would say.
+    ended: bool,
 }
 
 type Read<S> = Result<StreamJob<<S as Stream>::Record>>;
@@ -44,17 +49,42 @@ impl<S: Stream> Records<S> {
             order: Order::sequential(0),
             start: 0,
             start_mark: None,
+            failed: None,
+            ended: false,
         }
     }
 
-    /// Reads the block that begins at `start`; false where the stream ends before it.
-    fn fill(&mut self, start: u64) -> bool {
+    /// The next record of the stream. An error that is no record's own ends it.
+    fn read(&mut self) -> Option<Read<S>> {
+        if self.ended {
+            return None;
+        }
+        match self.stream.next() {
+            Some(Err(error)) if !is_records(&error) => {
+                self.fail(error);
+                None
+            }
+            Some(read) => Some(read.map(|(record, origin)| StreamJob { record, origin })),
+            None => {
+                self.ended = true;
+                None
+            }
+        }
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.failed = Some(error);
+        self.ended = true;
+    }
+
+    /// Reads the block that begins at `start`.
+    fn fill(&mut self, start: u64) {
         self.start = start;
         self.start_mark = self.stream.mark();
         self.held.clear();
         while (self.held.len() as u64) < self.block {
-            match self.stream.next() {
-                Some(read) => self.held.push(Some(read.map(|(record, origin)| StreamJob { record, origin }))),
+            match self.read() {
+                Some(read) => self.held.push(Some(read)),
                 None => break,
             }
         }
@@ -64,7 +94,6 @@ impl<S: Stream> Records<S> {
             Some(seed) => Order::shuffled(len, seed ^ start.rotate_left(32), self.at.epoch),
             None => Order::sequential(len),
         };
-        len > 0
     }
 
     /// The record at a place of the epoch; `None` at its end.
@@ -73,8 +102,8 @@ impl<S: Stream> Records<S> {
             return self.take_next(mine);
         }
         let start = place - place % self.block;
-        if (self.held.is_empty() || start != self.start) && !self.fill(start) {
-            return None;
+        if self.held.is_empty() || start != self.start {
+            self.fill(start);
         }
         let at = self.order.at(place - start)?;
         self.held.get_mut(usize::try_from(at).ok()?)?.take()
@@ -83,14 +112,29 @@ impl<S: Stream> Records<S> {
     /// Without a shuffle the others' records are passed over unread.
     fn take_next(&mut self, mine: bool) -> Option<Read<S>> {
         if mine {
-            return Some(self.stream.next()?.map(|(record, origin)| StreamJob { record, origin }));
+            return self.read();
         }
-        match self.stream.skip() {
+        match self.skip() {
             Ok(false) => None,
-            Ok(true) => Some(Err(crate::Error::data("another rank's"))),
-            Err(error) => Some(Err(error)),
+            Ok(true) => Some(Err(Error::data("another rank's"))),
+            Err(error) => {
+                self.fail(error);
+                None
+            }
         }
     }
+
+    fn skip(&mut self) -> Result<bool> {
+        if !self.ended {
+            self.ended = !self.stream.skip()?;
+        }
+        Ok(!self.ended)
+    }
+}
+
+/// Whether an error is one record's own, and others follow.
+fn is_records(error: &Error) -> bool {
+    matches!(error, Error::Data { .. })
 }
 
 impl<S: Stream> Feed for Records<S> {
@@ -101,11 +145,13 @@ impl<S: Stream> Feed for Records<S> {
         self.deal.check(from, order)?;
         self.stream.begin(from.epoch, from.mark)?;
         self.held.clear();
+        (self.failed, self.ended) = (None, false);
         self.at = DataPosition { order, ..from };
         let start = from.samples - from.samples % self.block;
-        for _ in from.mark.map_or(0, |mark| mark.record)..start {
-            if !self.stream.skip()? {
-                break;
+        for record in from.mark.map_or(0, |mark| mark.record)..start {
+            if !self.skip()? {
+                let problem = format!("the data position is at record {start} of a stream of {record}");
+                return Err(Error::State { problems: vec![problem] });
             }
         }
         Ok(())
@@ -113,7 +159,7 @@ impl<S: Stream> Feed for Records<S> {
 
     fn next(&mut self) -> Option<Planned<Self::Job>> {
         let (from, world, rank) = (self.at.samples, self.deal.world as u64, self.deal.rank as u64);
-        let mut jobs = Vec::with_capacity(self.deal.batch);
+        let mut jobs = Vec::with_capacity(self.deal.batch.min(4096));
         let mut taken = 0;
         while taken < self.deal.whole() {
             let place = from + taken;
@@ -124,7 +170,15 @@ impl<S: Stream> Feed for Records<S> {
                 jobs.push(Planned1 { place, job });
             }
         }
-        if jobs.is_empty() || self.deal.take(taken) == 0 {
+        let taken = self.deal.take(taken);
+        if taken == 0 {
+            jobs.clear();
+        }
+        // Every rank hears of it, after the records before it. It is no sample of the order.
+        if let Some(error) = self.failed.take() {
+            jobs.push(Planned1 { place: from + taken, job: Err(error) });
+        }
+        if jobs.is_empty() {
             return None;
         }
         self.at.samples += taken;
@@ -134,7 +188,7 @@ impl<S: Stream> Feed for Records<S> {
     }
 
     fn order(&self) -> u64 {
-        self.deal.order(self.block ^ (1 << 63))
+        self.deal.order(mix(self.stream.order()) ^ self.block ^ (1 << 63))
     }
 
     fn samples(&self) -> Option<u64> {

@@ -47,6 +47,7 @@ mod timeline;
 
 pub use advice::{Advice, Help, Where};
 pub use bytes::{Bytes, parse_bytes};
+pub use chart::ResidentChart;
 pub use estimate::{Activations, Estimate, EstimateError, Held, Home};
 pub use extrapolate::How;
 pub(crate) use extrapolate::{Foreseen, Trial, alike, along, foresee};

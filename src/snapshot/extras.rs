@@ -5,15 +5,15 @@ use tch::{CModule, TrainableCModule};
 use crate::error::{Error, Result};
 use crate::state::{Sink, State, Value};
 
-/// What a snapshot takes along beside the stack: entries of your own, such as the position in
-/// the data, and TorchScript modules, whose tensors are out of the stack's reach.
+/// What a snapshot takes along beside the stack: entries of your own, such as the settings of
+/// a run, and TorchScript modules, whose tensors are out of the stack's reach.
 ///
 /// ```
 /// use memfit::{State, Value, snapshot::Extras};
 ///
-/// let mut data = State::default();
-/// data.insert("epoch", Value::Int(3));
-/// let extras = Extras::new().entry("data", data);
+/// let mut settings = State::default();
+/// settings.insert("epochs", Value::Int(3));
+/// let extras = Extras::new().entry("settings", settings);
 /// # let _ = extras;
 /// ```
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use super::write::failed;
 use crate::error::Result;
 use crate::stack::Stack;
 use crate::state::State;
-use crate::step::Position;
+use crate::step::{DataPosition, Position};
 
 /// One snapshot on disk, opened: its manifest read, its files there and of the right length,
 /// their headers as the manifest says. Checksums are compared before anything is loaded.
@@ -30,13 +30,17 @@ pub struct Resumed {
     pub position: Position,
     /// Micro-batches done in the window that is open now; 0 where none is.
     pub open_micro_batches: u64,
+    /// How far training had consumed its data, for [`Loader::seek`](crate::data::Loader::seek);
+    /// `None` where no batch knew.
+    pub data: Option<DataPosition>,
     /// The entries of [`Extras`](super::Extras), by name.
     pub entries: BTreeMap<String, State>,
 }
 
 impl Resumed {
-    /// Micro-batches consumed so far, those of the open window included: how many the data
-    /// has to skip.
+    /// Micro-batches consumed so far, those of the open window included: how many data that
+    /// cannot seek has to skip. Those that failed are not counted: [`data`](Self::data), where batches know
+    /// their position, is exact then too, and skips without reading.
     pub fn micro_batches(&self) -> u64 {
         self.position.micro_batches + self.open_micro_batches
     }
@@ -94,6 +98,7 @@ impl Snapshot {
         Ok(Resumed {
             position: training.position(),
             open_micro_batches: training.open_micro_batches(),
+            data: training.data_position(),
             entries,
         })
     }

@@ -79,6 +79,7 @@ impl StackBuilder {
         let registration = crate::saved::register(&model.all())?;
         let mut stack = Stack {
             position: Position::default(),
+            consumed: None,
             open: None,
             window_start: Start::new(&model.buffers, device)?,
             micro_start: Start::new(&model.buffers, device)?,

@@ -83,9 +83,11 @@ impl Stack {
         self.window_start.go_back(&self.model.buffers)
     }
 
-    /// Frees what the open window holds.
+    /// Frees what the open window holds; its data is not consumed then.
     pub(super) fn drop_window(&mut self) {
-        self.open = None;
+        if let Some(open) = self.open.take() {
+            self.consumed = open.consumed_before;
+        }
         self.zero_grad();
         self.strategies.iter_mut().for_each(|strategy| strategy.window_dropped());
     }

@@ -2,6 +2,7 @@
 //! training steps. It knows no built-in strategy by name.
 
 mod builder;
+mod consumed;
 mod estimate;
 mod failure;
 mod finals;
@@ -31,7 +32,7 @@ use crate::memory::Role;
 use crate::optim::{GroupOptions, Optimizer};
 use crate::saved::Registration;
 use crate::state::Named;
-use crate::step::{Position, Preparation, Strategy};
+use crate::step::{DataPosition, Position, Preparation, Strategy};
 
 use estimate::Estimated;
 use finals::Finals;
@@ -76,6 +77,8 @@ pub struct Stack {
     optimizer: Box<dyn Optimizer>,
     strategies: Vec<Box<dyn Strategy>>,
     position: Position,
+    /// How far the data is consumed.
+    consumed: Option<DataPosition>,
     open: Option<Open>,
     window_start: Start,
     micro_start: Start,

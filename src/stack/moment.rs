@@ -2,9 +2,9 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::Stack;
 use super::finals::gradient_use;
 use super::window::Open;
+use super::{Stack, consumed};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::PeakScope;
@@ -74,7 +74,7 @@ impl Stack {
 
     fn visit_window(&mut self, visitor: &mut StateVisitor<'_>, now: &Generators) -> Result<Restoring> {
         let device = self.model.device;
-        let mut open = Open::new(self.rule(), PeakScope::new(device)?);
+        let mut open = Open::new(self.rule(), None, PeakScope::new(device)?);
         if let Some(here) = self.open.as_ref().filter(|_| visitor.collects()) {
             open.take_figures(here);
         }
@@ -152,6 +152,7 @@ impl Open {
         self.tokens = from.tokens;
         self.scale = from.scale;
         self.total = from.total.as_ref().map(Tensor::shallow_clone);
+        self.consumed_before = from.consumed_before;
     }
 
     fn visit_figures(&mut self, visitor: &mut StateVisitor<'_>) -> Result<()> {
@@ -171,7 +172,8 @@ impl Open {
         visitor.count("counted", &mut self.counted)?;
         visitor.float("first_weight", &mut self.first_weight)?;
         visitor.float("tokens", &mut self.tokens)?;
-        visitor.float("scale", &mut self.scale)
+        visitor.float("scale", &mut self.scale)?;
+        visitor.nested("data", |visitor| consumed::visit(visitor, &mut self.consumed_before))
     }
 }
 

@@ -1,15 +1,15 @@
 //! The whole training state, named once: for memory, for snapshots, and back.
 
 use super::moment::Restored;
-use super::{Health, Stack};
+use super::{Health, Stack, consumed};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::state::{self, Named, Sink, Source, State, StateVisitor};
 use crate::step::{Place, is_inside};
 
 impl Stack {
-    /// The whole training state, copied: parameters, buffers, optimizer, strategies, position,
-    /// generators and, where one is open, the window with its gradients.
+    /// The whole training state, copied: parameters, buffers, optimizer, strategies, position, that
+    /// of the data, generators and, where one is open, the window with its gradients.
     ///
     /// # Errors
     /// A call inside a step; an optimizer whose state is out of reach; out of memory.
@@ -125,6 +125,7 @@ impl Stack {
             visitor.count("windows", &mut self.position.windows)?;
             visitor.count("micro_batches", &mut self.position.micro_batches)
         })?;
+        visitor.nested("data", |visitor| consumed::visit(visitor, &mut self.consumed))?;
         Ok(restored)
     }
 

@@ -37,6 +37,7 @@ impl Stack {
         if let Some(open) = &mut self.open {
             open.counted = micro.tokens;
         }
+        self.took(micro.data);
         Ok(outcome)
     }
 
@@ -56,7 +57,8 @@ impl Stack {
     }
 
     /// Runs one micro-batch of a loop of your own. Where windows have more than one, end the
-    /// loop with [`Stack::flush`].
+    /// loop with [`Stack::flush`]. What it consumed of the data is yours to tell, with
+    /// [`Stack::consumed`].
     ///
     /// # Errors
     /// As [`Stack::step`].
@@ -100,7 +102,10 @@ impl Stack {
         loop {
             let split = self.split(rows, retries);
             match self.run_split(batch, split, &mut loss_of) {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => {
+                    self.took(batch.data_position());
+                    return Ok(outcome);
+                }
                 Err((error, Recovery::Retry)) if retries as i64 > rows.saturating_add(8) => {
                     return Err(self.explained(endless(retries, &error)));
                 }

@@ -26,6 +26,7 @@ impl Stack {
             }
             Err(error) => {
                 self.clock.broke(0);
+                self.consumed = open.consumed_before;
                 match error {
                     Error::Poisoned { source } => Err(self.poison(*source)),
                     error if moved => Err(self.poison(error)),

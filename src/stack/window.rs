@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ffi;
 use crate::memory::{PeakScope, Phase};
 use crate::step::{
-    Backward, GradientUse, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Update, WindowRule,
+    Backward, DataPosition, GradientUse, InsideStep, Loss, MicroBatch, Mode, StepOutcome, Update, WindowRule,
 };
 
 /// A window that has begun.
@@ -26,6 +26,8 @@ pub(super) struct Open {
     pub(super) scale: f64,
     /// Σ of the micro-batches' summed losses, on the device.
     pub(super) total: Option<Tensor>,
+    /// How far the data was consumed when it began.
+    pub(super) consumed_before: Option<DataPosition>,
     pub(super) peak: PeakScope,
 }
 
@@ -44,8 +46,18 @@ pub(super) struct Failed {
 }
 
 impl Open {
-    pub(super) fn new(rule: WindowRule, peak: PeakScope) -> Self {
-        Self { rule, done: 0, counted: 0, first_weight: 0.0, tokens: 0.0, scale: 1.0, total: None, peak }
+    pub(super) fn new(rule: WindowRule, consumed_before: Option<DataPosition>, peak: PeakScope) -> Self {
+        Self {
+            rule,
+            done: 0,
+            counted: 0,
+            first_weight: 0.0,
+            tokens: 0.0,
+            scale: 1.0,
+            total: None,
+            consumed_before,
+            peak,
+        }
     }
 
     pub(super) fn done(&self) -> usize {
@@ -99,7 +111,7 @@ impl Stack {
         if wanted != GradientUse::AtUpdate {
             self.finals.begin(self.optimizer.as_ref())?;
         }
-        self.open = Some(Open::new(rule, peak));
+        self.open = Some(Open::new(rule, self.consumed, peak));
         Ok(())
     }
 

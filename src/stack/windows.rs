@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Stack;
 use super::window::Open;
 use crate::error::{Error, Result};
-use crate::step::{Batch, WindowRule};
+use crate::step::{Batch, DataPosition, WindowRule};
 
 /// What a stack and its [`Windows`] agree on without borrowing each other.
 #[derive(Debug)]
@@ -102,6 +102,8 @@ pub struct Micro<B> {
     pub(super) tokens: u64,
     /// By which the window ends.
     pub(super) rule: WindowRule,
+    /// How far the data is consumed after it.
+    pub(super) data: Option<DataPosition>,
 }
 
 /// Batches with their places in their windows; looks one batch ahead, or a whole window
@@ -168,7 +170,8 @@ where
             WindowRule::Tokens(_) => None,
         };
         let (last, short) = (full || ends, ends && !full);
-        let micro = Micro { batch, index: self.index, last, short, of, tokens, rule: self.rule };
+        let (index, rule, data) = (self.index, self.rule, batch.data_position());
+        let micro = Micro { batch, index, last, short, of, tokens, rule, data };
         self.index = if micro.last { 0 } else { self.index + 1 };
         Some(Ok(micro))
     }

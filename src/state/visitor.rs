@@ -275,6 +275,22 @@ impl<'a> StateVisitor<'a> {
         Ok(())
     }
 
+    /// A number of which all 64 bits count.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub(crate) fn bits(&mut self, name: &str, value: &mut u64) -> Result<()> {
+        let read = Value::Int(value.cast_signed());
+        let take = |saved: &Value| match saved {
+            Value::Int(saved) => Some(saved.cast_unsigned()),
+            _ => None,
+        };
+        if let Some(saved) = self.scalar(name, read, take, "a whole number")? {
+            *value = saved;
+        }
+        Ok(())
+    }
+
     /// Whether something exists: as it is when reading, as it was saved when checking and
     /// loading.
     pub(crate) fn exists(&mut self, name: &str, here: bool) -> Result<bool> {

@@ -78,6 +78,13 @@ macro_rules! tuple_batch {
                 self.0.tokens()
             }
 
+            /// That of its first part which has one.
+            #[allow(non_snake_case)]
+            fn data_position(&self) -> Option<DataPosition> {
+                let ($first, $($rest,)*) = self;
+                $first.data_position()$(.or_else(|| $rest.data_position()))*
+            }
+
             #[allow(non_snake_case)]
             fn take_rows(&self, rows: Range<i64>) -> Result<Self> {
                 let ($first, $($rest,)*) = self;

@@ -78,6 +78,30 @@ pub(crate) fn will_need(file: &File, offset: u64, length: u64) {
     let _ = (file, offset, length);
 }
 
+/// Lets the kernel drop cached pages that lie wholly in a part; pages that are mapped, or not on
+/// the disk yet, stay. A length of 0 reaches to the file's end.
+pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe {
+        libc::posix_fadvise(
+            file.as_raw_fd(),
+            offset as libc::off_t,
+            length as libc::off_t,
+            libc::POSIX_FADV_DONTNEED,
+        );
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, length);
+}
+
+/// Lets the kernel read nothing ahead.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn read_nothing_ahead(file: &File) {
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
 /// Whether the file lies on a file system that is itself memory.
 pub(crate) fn is_memory(file: &File) -> bool {
     #[cfg(target_os = "linux")]
@@ -112,30 +136,6 @@ pub(crate) fn open_data(path: &Path) -> io::Result<File> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(file)
-}
-
-/// Lets the page cache drop the pages of a part that nobody maps and that are on the disk; a length of 0
-/// is up to the file's end.
-pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
-    #[cfg(target_os = "linux")]
-    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
-    unsafe {
-        libc::posix_fadvise(
-            file.as_raw_fd(),
-            offset as libc::off_t,
-            length as libc::off_t,
-            libc::POSIX_FADV_DONTNEED,
-        );
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (file, offset, length);
-}
-
-/// Lets the kernel read nothing ahead.
-#[cfg(all(test, target_os = "linux"))]
-pub(crate) fn read_nothing_ahead(file: &File) {
-    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
 /// Makes what was renamed or made in a folder outlive a power cut.

@@ -8,4 +8,5 @@ pub(crate) mod file;
 pub(crate) mod heap;
 pub(crate) mod machine;
 pub(crate) mod mapping;
+pub(crate) mod pipe;
 pub(crate) mod resident;

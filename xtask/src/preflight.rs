@@ -55,12 +55,13 @@ fn platform_is(os: &str, arch: &str, gnu: bool) -> Result<()> {
     )))
 }
 
-/// Python 3 with pip, which fetches the wheels.
-pub fn pip(python: &Path) -> Result<()> {
+/// Python 3 with pip, which fetches the wheels of `what`; `otherwise` is what someone does who
+/// has none.
+pub fn pip(python: &Path, what: &str, otherwise: &str) -> Result<()> {
     let Some(output) = output(Command::new(python).args(["-m", "pip", "--version"])) else {
         return Err(Problem::new(format!(
-            "no `{}`: libtorch is fetched with Python 3 and pip; install them (Debian and \
-             Ubuntu: `apt install python3-pip`) or set LIBTORCH to a libtorch {WANTED}",
+            "no `{}`: {what} is fetched with Python 3 and pip; install them (Debian and \
+             Ubuntu: `apt install python3-pip`) or {otherwise}",
             python.display()
         )));
     };
@@ -69,7 +70,7 @@ pub fn pip(python: &Path) -> Result<()> {
     }
     Err(Problem::new(format!(
         "`{0} -m pip` does not run: install pip (Debian and Ubuntu: `apt install python3-pip`, \
-         elsewhere `{0} -m ensurepip --user`) or set LIBTORCH to a libtorch {WANTED}",
+         elsewhere `{0} -m ensurepip --user`) or {otherwise}",
         python.display()
     )))
 }

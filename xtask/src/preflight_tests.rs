@@ -80,9 +80,9 @@ fn the_compiler_is_found_as_cc_finds_it() {
 
 #[test]
 fn a_missing_python_and_a_missing_pip_differ() {
-    let text = sentence(pip(Path::new("no-such-python")));
+    let text = sentence(pip(Path::new("no-such-python"), "libtorch", "wait"));
     assert!(text.starts_with("no `no-such-python`"), "{text}");
-    let text = sentence(pip(Path::new("false")));
+    let text = sentence(pip(Path::new("false"), "libtorch", "wait"));
     assert!(text.contains("-m pip` does not run"), "{text}");
 }
 

@@ -40,6 +40,9 @@ pub(in crate::memory) fn color_of_phase(phase: Phase) -> Color {
     }
 }
 
+/// Of [`CURVES`](super::resident::CURVES), from the same colours as the roles'.
+pub(super) const CURVES: [Color; 3] = [[0xe6, 0x9f, 0x00], [0x00, 0x72, 0xb2], [0x00, 0x9e, 0x73]];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +105,6 @@ mod tests {
         assert_eq!(distance([0, 0, 0], [0, 0, 0]), 0.0);
         assert_apart(&STACKED, color_of);
         assert_apart(&Phase::ALL, color_of_phase);
+        assert_apart(&CURVES, |color| color);
     }
 }

@@ -17,11 +17,11 @@ const PLOT_HEIGHT: f64 = 470.0;
 const BOTTOM: f64 = TOP + PLOT_HEIGHT;
 const BAND: f64 = 24.0;
 /// Points that one letter of the font takes.
-const LETTER: f64 = 8.0;
+pub(super) const LETTER: f64 = 8.0;
 
-const INK: Color = [0x22, 0x22, 0x22];
-const PALE: Color = [0x66, 0x66, 0x66];
-const GRID: Color = [0xe2, 0xe2, 0xe2];
+pub(super) const INK: Color = [0x22, 0x22, 0x22];
+pub(super) const PALE: Color = [0x66, 0x66, 0x66];
+pub(super) const GRID: Color = [0xe2, 0xe2, 0xe2];
 const ALARM: Color = [0xc0, 0x00, 0x20];
 
 /// The chart of a timeline.
@@ -304,11 +304,18 @@ fn merged<K: PartialEq>(spans: &[Span], key: impl Fn(&Span) -> K) -> Vec<Span> {
     merged
 }
 
-fn text(x: f64, y: f64, anchor: Anchor, weight: Weight, color: Color, text: impl Into<String>) -> Shape {
+pub(super) fn text(
+    x: f64,
+    y: f64,
+    anchor: Anchor,
+    weight: Weight,
+    color: Color,
+    text: impl Into<String>,
+) -> Shape {
     Shape::Text(Text { x, y, anchor, weight, color, text: text.into() })
 }
 
-fn unit_of(bytes: f64) -> (f64, &'static str) {
+pub(super) fn unit_of(bytes: f64) -> (f64, &'static str) {
     match bytes {
         _ if bytes >= 1e10 => (1e9, "GB"),
         _ if bytes >= 1e6 => (1e6, "MB"),
@@ -318,7 +325,7 @@ fn unit_of(bytes: f64) -> (f64, &'static str) {
 }
 
 /// 1, 2 or 5 times a power of ten, so that about `pieces` of them make `whole`.
-fn round_step(whole: f64, pieces: f64) -> f64 {
+pub(super) fn round_step(whole: f64, pieces: f64) -> f64 {
     let rough = (whole / pieces).max(1e-12);
     let power = 10f64.powf(rough.log10().floor());
     let digit = [1.0, 2.0, 5.0, 10.0].into_iter().find(|digit| rough <= digit * power * 1.000_001);
@@ -326,7 +333,7 @@ fn round_step(whole: f64, pieces: f64) -> f64 {
 }
 
 /// A number without needless digits.
-fn short(number: f64) -> String {
+pub(super) fn short(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -338,7 +345,7 @@ fn milliseconds(time: Duration) -> String {
     }
 }
 
-fn cut(name: &str, most: usize) -> String {
+pub(super) fn cut(name: &str, most: usize) -> String {
     match name.char_indices().nth(most) {
         None => name.to_owned(),
         Some((end, _)) => format!("{}...", &name[..end]),

@@ -1,12 +1,16 @@
-//! The stacked area chart of a timeline, as shapes that SVG and PNG both draw.
+//! Charts as shapes that SVG and PNG both draw: the stacked areas of a timeline, and the curves of
+//! resident memory.
 
 mod colors;
 mod layout;
+mod panels;
 mod png;
 mod raster;
+mod resident;
 mod svg;
 
 pub(super) use colors::{STACKED, color_of, color_of_phase};
+pub use resident::ResidentChart;
 
 use super::phase::Phase;
 use super::timeline::Timeline;
@@ -98,6 +102,13 @@ enum Shape {
     Area {
         x: f64,
         columns: Vec<(f64, f64)>,
+        color: Color,
+        name: &'static str,
+    },
+    /// From point to point, to the right.
+    Curve {
+        points: Vec<(f64, f64)>,
+        width: f64,
         color: Color,
         name: &'static str,
     },

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
 
 use super::{Anchor, Color, Scene, Shape, Stroke, Text, Weight};
@@ -47,6 +49,7 @@ impl Image {
                     self.column(x.round() as i64 + index as i64, *top, *bottom, *color);
                 }
             }
+            Shape::Curve { points, width, color, .. } => self.curve(points, *width, *color),
             Shape::Text(text) => self.text(text),
         }
     }
@@ -69,6 +72,25 @@ impl Image {
             let (x, y) = (from.0 + (to.0 - from.0) * part, from.1 + (to.1 - from.1) * part);
             self.blend(x.floor() as i64, y.floor() as i64, color, 1.0);
         }
+    }
+
+    /// Each pixel is covered once, however many pieces of the curve touch it.
+    fn curve(&mut self, points: &[(f64, f64)], width: f64, color: Color) {
+        let mut covers = BTreeMap::new();
+        let reach = width / 2.0 + 1.0;
+        for ends in points.windows(2) {
+            let (from, to) = (ends[0], ends[1]);
+            let span = |a: f64, b: f64| (a.min(b) - reach).floor() as i64..=(a.max(b) + reach).ceil() as i64;
+            for x in span(from.0, to.0) {
+                for y in span(from.1, to.1) {
+                    let away = distance((x as f64 + 0.5, y as f64 + 0.5), from, to);
+                    let cover = (width / 2.0 + 0.5 - away).clamp(0.0, 1.0);
+                    let most: &mut f64 = covers.entry((x, y)).or_insert(0.0);
+                    *most = most.max(cover);
+                }
+            }
+        }
+        covers.into_iter().for_each(|((x, y), cover)| self.blend(x, y, color, cover));
     }
 
     fn dot(&mut self, x: f64, y: f64, radius: f64, color: Color) {
@@ -113,4 +135,13 @@ impl Image {
             x += letter.width() as i64;
         }
     }
+}
+
+/// From a point to the nearest one between two others.
+fn distance(point: (f64, f64), from: (f64, f64), to: (f64, f64)) -> f64 {
+    let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+    let square = dx * dx + dy * dy;
+    let along = if square > 0.0 { ((point.0 - from.0) * dx + (point.1 - from.1) * dy) / square } else { 0.0 };
+    let along = along.clamp(0.0, 1.0);
+    (point.0 - from.0 - along * dx).hypot(point.1 - from.1 - along * dy)
 }

@@ -47,6 +47,13 @@ fn element(shape: &Shape) -> String {
             hex(*color),
             xml(name)
         ),
+        Shape::Curve { points, width, color, name } => format!(
+            "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{width:.1}\" \
+             stroke-linejoin=\"round\"><title>{}</title></path>",
+            course(points),
+            hex(*color),
+            xml(name)
+        ),
         Shape::Text(text) => text_element(text),
     }
 }
@@ -81,6 +88,14 @@ fn outline(x: f64, columns: &[(f64, f64)]) -> String {
         let _ = write!(path, "H{:.0}V{:.1}", x + index as f64 + 1.0, pair[0].1);
     }
     let _ = write!(path, "H{x:.0}Z");
+    path
+}
+
+fn course(points: &[(f64, f64)]) -> String {
+    let mut path = String::new();
+    for (index, (x, y)) in points.iter().enumerate() {
+        let _ = write!(path, "{}{x:.1} {y:.1}", if index == 0 { "M" } else { "L" });
+    }
     path
 }
 

@@ -27,8 +27,7 @@ impl Timeline {
     /// [`Error::Config`] for another ending, [`Error::Io`] where the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
-        let bytes = match ending.as_deref() {
+        let bytes = match ending(path).as_deref() {
             Some("svg") => self.svg().into_bytes(),
             Some("png") => self.png()?,
             Some("html") => self.html().into_bytes(),
@@ -40,13 +39,23 @@ impl Timeline {
                 return Err(Error::config("Timeline::save", problem));
             }
         };
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(format!(".{}.part", std::process::id()));
-        let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
-        written.map_err(|source| {
-            // Nothing to add where it was not even made.
-            let _ = std::fs::remove_file(&unfinished);
-            Error::Io { action: "cannot write", path: path.to_owned(), source }
-        })
+        replace(path, &bytes)
     }
+}
+
+/// What a file's name ends in, without the dot and in lower case.
+pub(super) fn ending(path: &Path) -> Option<String> {
+    path.extension().map(|ending| ending.to_string_lossy().to_lowercase())
+}
+
+/// Writes a file beside its place and renames it when it is whole.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(format!(".{}.part", std::process::id()));
+    let written = std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path));
+    written.map_err(|source| {
+        // Nothing to add where it was not even made.
+        let _ = std::fs::remove_file(&unfinished);
+        Error::Io { action: "cannot write", path: path.to_owned(), source }
+    })
 }

@@ -2,6 +2,7 @@
 
 mod ci;
 mod demo;
+mod digits;
 mod libtorch;
 mod peers;
 mod soak;
@@ -18,8 +19,15 @@ pub struct Command {
     pub run: fn(&Repo, &[String]) -> Result<()>,
 }
 
-pub const COMMANDS: &[Command] =
-    &[demo::COMMAND, test::COMMAND, soak::COMMAND, peers::COMMAND, libtorch::COMMAND, ci::COMMAND];
+pub const COMMANDS: &[Command] = &[
+    demo::COMMAND,
+    test::COMMAND,
+    soak::COMMAND,
+    peers::COMMAND,
+    digits::COMMAND,
+    libtorch::COMMAND,
+    ci::COMMAND,
+];
 
 /// A `--` that separates our arguments from the program's may be written or left out.
 fn passed_on(args: &[String]) -> &[String] {

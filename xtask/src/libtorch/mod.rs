@@ -3,6 +3,7 @@
 pub mod pip;
 pub mod pytorch;
 pub mod tree;
+pub mod unpack;
 pub mod wheels;
 
 use std::env;
@@ -20,6 +21,11 @@ use wheels::{Cache, PACKAGES};
 
 /// The one version that tch 0.26 works with.
 pub const WANTED: &str = "2.13.0";
+
+/// What someone does who cannot fetch it, at the end of a sentence.
+fn otherwise() -> String {
+    format!("set LIBTORCH to a libtorch {WANTED}")
+}
 
 /// Where the libtorch in use comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +84,13 @@ fn provision(path: &Path) -> Result<()> {
     if is_whole(path)? {
         return Ok(()); // another run has made it meanwhile
     }
-    preflight::pip(Path::new(pip::PYTHON))?;
+    preflight::pip(Path::new(pip::PYTHON), "libtorch", &otherwise())?;
     let folder = user_cache()?;
     let _wheels = Lock::take(&folder.join("lock"))?;
     let cache = Cache::at(folder.join("wheels"));
-    Tree::at(path).install(WANTED, PACKAGES, |package| cache.wheel(package, pip::download))?;
+    Tree::at(path).install(WANTED, PACKAGES, |package| {
+        cache.wheel(package, |package, folder| pip::download(package, folder, &otherwise()))
+    })?;
     Ok(())
 }
 

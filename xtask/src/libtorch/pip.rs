@@ -23,8 +23,9 @@ const PLATFORMS: [&str; 6] = [
     "manylinux2014_x86_64",
 ];
 
-/// Puts the wheel of `package` into `folder`, whatever the version of the Python that runs.
-pub fn download(package: &Package, folder: &Path) -> Result<()> {
+/// Puts the wheel of `package` into `folder`, whatever the version of the Python that runs;
+/// `otherwise` is what a user does who has no network.
+pub fn download(package: &Package, folder: &Path, otherwise: &str) -> Result<()> {
     let requirement = format!("{}=={}", package.name, package.version);
     let mut command = Command::new(PYTHON);
     command.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:"]);
@@ -42,7 +43,7 @@ pub fn download(package: &Package, folder: &Path) -> Result<()> {
         Ok(()) => progress.finish("fetched"),
         Err(log) => {
             progress.finish("failed");
-            return Err(Problem::new(sentence(&requirement, &log)));
+            return Err(Problem::new(sentence(&requirement, &log, otherwise)));
         }
     }
     Ok(())
@@ -76,7 +77,7 @@ fn log_of(child: &mut Child) -> thread::JoinHandle<String> {
 }
 
 /// One sentence for what pip says in many lines.
-pub fn sentence(requirement: &str, log: &str) -> String {
+pub fn sentence(requirement: &str, log: &str, otherwise: &str) -> String {
     let has = |words: &[&str]| words.iter().any(|word| log.contains(word));
     if has(&["No space left on device"]) {
         return format!("no room on the disk for {requirement}: make room and run again");
@@ -92,17 +93,15 @@ pub fn sentence(requirement: &str, log: &str) -> String {
     ]) {
         return format!(
             "no network: pip cannot reach its package index for {requirement}; connect (or set \
-             pip's proxy or index) and run again, or set LIBTORCH to a libtorch {}",
-            super::WANTED
+             pip's proxy or index) and run again, or {otherwise}"
         );
     }
     let error = log.lines().rev().find_map(|line| line.strip_prefix("ERROR: "));
     let said = error.or_else(|| log.lines().rev().find(|line| !line.trim().is_empty()));
     format!(
         "pip cannot fetch {requirement} (it says: {}); see what `{PYTHON} -m pip config list` \
-         shows and run again, or set LIBTORCH to a libtorch {}",
+         shows and run again, or {otherwise}",
         said.unwrap_or("nothing").trim(),
-        super::WANTED
     )
 }
 
@@ -125,22 +124,22 @@ mod tests {
     fn an_unreachable_index_is_no_network() {
         let log = "WARNING: Retrying (Retry(total=0)) after connection broken by \
                    'NewConnectionError(...)'\nERROR: No matching distribution found for torch";
-        let text = sentence("torch==2.13.0", log);
-        assert!(text.starts_with("no network") && text.contains("LIBTORCH"), "{text}");
+        let text = sentence("torch==2.13.0", log, "wait");
+        assert!(text.starts_with("no network") && text.ends_with("run again, or wait"), "{text}");
     }
 
     #[test]
     fn a_full_disk_is_said() {
         let log = "ERROR: Could not install: [Errno 28] No space left on device\n";
-        assert!(sentence("torch==2.13.0", log).starts_with("no room on the disk"));
+        assert!(sentence("torch==2.13.0", log, "wait").starts_with("no room on the disk"));
     }
 
     #[test]
     fn anything_else_quotes_pips_last_error() {
         let log = "ERROR: first\nERROR: No matching distribution found for x==1\n[notice] hi\n";
-        let text = sentence("x==1", log);
+        let text = sentence("x==1", log, "wait");
         assert!(text.contains("(it says: No matching distribution found for x==1)"), "{text}");
-        assert!(sentence("x==1", "").contains("it says: nothing"));
+        assert!(sentence("x==1", "", "wait").contains("it says: nothing"));
     }
 
     #[test]

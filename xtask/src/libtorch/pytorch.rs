@@ -4,16 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::{WANTED, pip};
+use super::{WANTED, otherwise, pip};
 use crate::lock::Lock;
 use crate::preflight;
 use crate::problem::{Problem, Result};
 use crate::repo::Repo;
 
+/// Decodes and resizes pictures for PyTorch: its speed is compared, so its version is named.
+const PILLOW: &str = "pillow==13.0.0";
 /// Written when all is installed: an environment without it is installed into again.
 const READY: &str = "memfit-ready";
 
-/// Sees to it that `.venv` has PyTorch, numpy and safetensors, and returns its interpreter.
+/// Sees to it that `.venv` has PyTorch, numpy, Pillow and safetensors, and returns its interpreter.
 pub fn ready(repo: &Repo) -> Result<PathBuf> {
     let venv = repo.venv();
     let python = venv.join("bin/python");
@@ -29,16 +31,16 @@ pub fn ready(repo: &Repo) -> Result<PathBuf> {
     Ok(python)
 }
 
-fn requirements() -> [String; 3] {
-    [format!("torch=={WANTED}"), "numpy".to_owned(), "safetensors".to_owned()]
+fn requirements() -> [String; 4] {
+    [format!("torch=={WANTED}"), "numpy".to_owned(), "safetensors".to_owned(), PILLOW.to_owned()]
 }
 
 fn make_environment(venv: &Path, python: &Path) -> Result<()> {
-    let works = || preflight::pip(python).is_ok();
+    let works = || preflight::pip(python, "PyTorch", &otherwise()).is_ok();
     if works() {
         return Ok(());
     }
-    preflight::pip(Path::new(pip::PYTHON))?;
+    preflight::pip(Path::new(pip::PYTHON), "PyTorch", &otherwise())?;
     eprintln!("making a virtual environment in {}", venv.display());
     let mut command = Command::new(pip::PYTHON);
     command.args(["-m", "venv"]).arg(venv).stdin(Stdio::null()).stdout(Stdio::null());
@@ -60,10 +62,10 @@ fn install(python: &Path) -> Result<()> {
     command.args(["-m", "pip", "install", "--disable-pip-version-check"]).args(&requirements);
     command.stdin(Stdio::null());
     if let Err(log) = pip::watch(&mut command, || {})? {
-        return Err(Problem::new(pip::sentence(&requirements.join(" "), &log)));
+        return Err(Problem::new(pip::sentence(&requirements.join(" "), &log, &otherwise())));
     }
     let works = Command::new(python)
-        .args(["-c", "import torch, numpy, safetensors"])
+        .args(["-c", "import torch, numpy, safetensors, PIL"])
         .status()
         .is_ok_and(|status| status.success());
     if works {

@@ -2,16 +2,12 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use super::pip::PYTHON;
+use super::unpack::{Unpacked, unpack};
 use super::wheels::{Package, remove_started};
 use crate::problem::{Problem, Result};
-use crate::progress::Progress;
 
-const UNPACK: &str = include_str!("unpack.py");
 /// Each file of the tree with its size; its presence says that xtask made the tree.
 const MANIFEST: &str = "manifest.txt";
 const BUILD_VERSION: &str = "build-version";
@@ -28,11 +24,6 @@ pub enum State {
 
 pub struct Tree {
     path: PathBuf,
-}
-
-enum Unpacked {
-    Files(String),
-    DamagedWheel(String),
 }
 
 impl Tree {
@@ -111,7 +102,7 @@ impl Tree {
     /// The manifest lines of one package's parts, unpacked.
     fn add(&self, package: &Package, wheel: impl Fn(&Package) -> Result<PathBuf>) -> Result<String> {
         let first = wheel(package)?;
-        let why = match self.unpack(package, &first)? {
+        let why = match unpack(package, &first, &self.path)? {
             Unpacked::Files(lines) => return Ok(lines),
             Unpacked::DamagedWheel(why) => why,
         };
@@ -119,41 +110,13 @@ impl Tree {
         fs::remove_file(&first).map_err(|error| Problem::io("remove", &first, &error))?;
         self.remove_parts(package);
         let second = wheel(package)?;
-        match self.unpack(package, &second)? {
+        match unpack(package, &second, &self.path)? {
             Unpacked::Files(lines) => Ok(lines),
             Unpacked::DamagedWheel(why) => Err(Problem::new(format!(
                 "the wheel of {} {} is damaged even when fetched anew ({why}): check the package \
                  index that pip uses",
                 package.name, package.version
             ))),
-        }
-    }
-
-    fn unpack(&self, package: &Package, wheel: &Path) -> Result<Unpacked> {
-        let failed = |error| Problem::new(format!("`{PYTHON}` does not run: {error}"));
-        let mut child = Command::new(PYTHON)
-            .args(["-I", "-c", UNPACK])
-            .args([wheel, &self.path])
-            .args(package.parts.iter().flat_map(|(from, to)| [from, to]))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        let mut progress = Progress::new(format!("unpacking {}", package.name));
-        let lines = child.stdout.take().map(|out| read_lines(out, &mut progress));
-        let mut log = String::new();
-        if let Some(mut stderr) = child.stderr.take() {
-            let _ = stderr.read_to_string(&mut log);
-        }
-        let status = child.wait().map_err(failed)?;
-        let log = log.trim();
-        progress.finish(if status.success() { "checked" } else { "failed" });
-        match status.code() {
-            Some(0) => Ok(Unpacked::Files(lines.unwrap_or_default())),
-            Some(3) => Ok(Unpacked::DamagedWheel(log.to_owned())),
-            Some(4) => Err(Problem::new(format!("cannot unpack libtorch: {log}"))),
-            _ => Err(Problem::new(format!("unpacking was ended by {status}: run again"))),
         }
     }
 
@@ -180,21 +143,6 @@ impl Tree {
         let path = self.path.join(name);
         fs::write(&path, text).map_err(|error| Problem::io("write", &path, &error))
     }
-}
-
-/// Shows the progress lines and collects `size path` of the others.
-fn read_lines(stdout: impl Read, progress: &mut Progress) -> String {
-    let mut files = String::new();
-    for line in BufReader::new(stdout).lines().map_while(std::io::Result::ok) {
-        if let Some(file) = line.strip_prefix("file ") {
-            let _ = writeln!(files, "{file}");
-        } else if let Some((done, total)) =
-            line.strip_prefix("progress ").and_then(|rest| rest.split_once(' '))
-        {
-            progress.update(done.parse().unwrap_or(0), total.parse().unwrap_or(0));
-        }
-    }
-    files
 }
 
 #[cfg(test)]

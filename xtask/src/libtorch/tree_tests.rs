@@ -1,6 +1,8 @@
 use super::*;
+use crate::libtorch::pip::PYTHON;
 use crate::scratch::Scratch;
 use std::cell::Cell;
+use std::process::Command;
 
 const PACKAGES: &[Package] = &[
     Package {

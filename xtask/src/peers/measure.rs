@@ -7,7 +7,7 @@ use super::strategies::{Has, Strategy};
 use crate::problem::Result;
 
 /// Measurements before the first that counts.
-const WARM_UP: usize = 2;
+pub const WARM_UP: usize = 2;
 
 /// One strategy, measured.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Lane {
 }
 
 /// Ratios of what was measured one after the other, the warm-up left out.
-fn spread(times: &[f64], others: &[f64]) -> Spread {
+pub fn spread(times: &[f64], others: &[f64]) -> Spread {
     let pairs = times.iter().zip(others).skip(WARM_UP);
     let ratios: Vec<f64> = pairs.map(|(time, other)| time / other).collect();
     Spread {
@@ -117,7 +117,8 @@ fn spread(times: &[f64], others: &[f64]) -> Spread {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle one, or between the two.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

@@ -4,10 +4,12 @@
 //! Each strategy has one long-lived process per side. Steps alternate, one side idle while the
 //! other runs, so that a machine that slows down slows both.
 
+mod data;
 mod measure;
 mod optimizers;
 mod page;
 mod report;
+mod resident;
 mod setup;
 mod side;
 mod snapshots;
@@ -33,7 +35,7 @@ pub struct Options {
     pub steps: Option<usize>,
     /// Only this model.
     pub model: Option<String>,
-    /// Only this strategy, or this optimizer.
+    /// Only this strategy, or this optimizer, or this data.
     pub strategy: Option<String>,
     /// Only these sections; none stands for all.
     pub only: Vec<Section>,
@@ -81,6 +83,7 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
             Section::Optimizers => optimizers::section(&setup, options)?,
             Section::Snapshots => snapshots::section(&setup)?,
             Section::Watching => watching::section(&setup)?,
+            Section::Data => data::section(&setup, options)?,
         };
         let text = format!("{}\n{text}", report::machine(&setup));
         if !options.is_whole() {

@@ -13,10 +13,11 @@ pub enum Section {
     Optimizers,
     Snapshots,
     Watching,
+    Data,
 }
 
 impl Section {
-    pub const ALL: [Self; 4] = [Self::Models, Self::Optimizers, Self::Snapshots, Self::Watching];
+    pub const ALL: [Self; 5] = [Self::Models, Self::Optimizers, Self::Snapshots, Self::Watching, Self::Data];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -24,6 +25,7 @@ impl Section {
             Self::Optimizers => "optimizers",
             Self::Snapshots => "snapshots",
             Self::Watching => "watching",
+            Self::Data => "data",
         }
     }
 

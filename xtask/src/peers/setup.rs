@@ -39,8 +39,7 @@ impl Setup {
 
     /// Writes what both sides start from.
     pub fn prepare(&self, model: &Model) -> Result<Work<'_>> {
-        let folder = self.scratch.path().join(model.name);
-        std::fs::create_dir_all(&folder).map_err(|error| Problem::io("create", &folder, &error))?;
+        let folder = self.folder(model.name)?;
         let words = [OsStr::new("prepare"), folder.as_os_str(), OsStr::new(model.name)];
         let size = output(Command::new(&self.binary).args(words))?;
         let size = size.split_whitespace().map(str::to_owned).collect();
@@ -52,8 +51,7 @@ impl Setup {
 impl Setup {
     /// PyTorch's optimizer over weights of these shapes.
     pub fn pytorch_optimizer(&self, name: &str, shapes: &str) -> Result<Side> {
-        let mut command = Command::new(&self.python);
-        command.arg(self.root.join("benches/peers/optimizers.py"));
+        let mut command = self.script("optimizers.py");
         command.args(["--optimizer", name, "--shapes", shapes]);
         Side::start(format!("PyTorch {name}"), &mut command)
     }
@@ -76,7 +74,28 @@ impl Setup {
 
     /// What a bench prints when it measures.
     pub fn bench(&self, name: &str) -> Result<String> {
-        output(Command::new(build_bench(&self.root, name)?).current_dir(&self.root).arg("--bench"))
+        output(self.program(name)?.arg("--bench"))
+    }
+
+    /// A bench, built; what it is to do is still to be said.
+    pub fn program(&self, name: &str) -> Result<Command> {
+        let mut command = Command::new(build_bench(&self.root, name)?);
+        command.current_dir(&self.root);
+        Ok(command)
+    }
+
+    /// A script of `benches/peers`; what it is to do is still to be said.
+    pub fn script(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg(self.root.join("benches/peers").join(name));
+        command
+    }
+
+    /// A new folder for what both sides read; it goes away with the set-up.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.scratch.path().join(name);
+        std::fs::create_dir_all(&folder).map_err(|error| Problem::io("create", &folder, &error))?;
+        Ok(folder)
     }
 
     /// Says what to do before anything was measured in vain.
@@ -105,8 +124,7 @@ pub struct Work<'a> {
 
 impl Work<'_> {
     pub fn pytorch(&self, strategy: &str) -> Result<Side> {
-        let mut command = Command::new(&self.setup.python);
-        command.arg(self.setup.root.join("benches/peers/peer.py"));
+        let mut command = self.setup.script("peer.py");
         command.arg("--counter").arg(&self.setup.counter).arg("--folder").arg(&self.folder);
         command.args(["--strategy", strategy]).args(&self.size);
         Side::start(format!("PyTorch {strategy}"), &mut command)
@@ -149,7 +167,7 @@ fn executable(message: &str, name: &str) -> Option<PathBuf> {
 }
 
 /// What a command prints; its errors go to ours.
-fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let ran = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let ran = ran.map_err(|error| Problem::new(format!("{program} does not start: {error}")))?;

@@ -43,13 +43,23 @@ impl Side {
 
     /// Trains one step.
     pub fn step(&mut self) -> Result<Step> {
+        self.ask("step", parse)
+    }
+
+    /// Tells it a line, and reads its answer.
+    pub fn ask<R>(&mut self, words: &str, parse: impl Fn(&str) -> Option<R>) -> Result<R> {
         let told = match &mut self.input {
-            Some(input) => input.write_all(b"step\n").and_then(|()| input.flush()),
+            Some(input) => writeln!(input, "{words}").and_then(|()| input.flush()),
             None => Ok(()),
         };
         told.map_err(|error| self.broken(&error.to_string()))?;
         let line = self.line()?;
         parse(&line).ok_or_else(|| self.broken(&format!("answered `{}`", line.trim())))
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     fn line(&mut self) -> Result<String> {

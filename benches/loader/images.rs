@@ -1,0 +1,139 @@
+//! JPEG files as normalised pictures of 224×224.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use memfit::Error;
+use memfit::data::{Array, Loader, Origin, Random, Source};
+use memfit::tch::Kind;
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+
+use crate::{Failure, Pairs};
+
+pub const SIDE: u32 = 224;
+/// Of ImageNet, by channel.
+const MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
+/// A picture of 40×30 for where no other is there.
+const SMALL: &[u8] = include_bytes!("small.jpg");
+
+/// The folder's pictures, `repeat` times an epoch, and a number each.
+pub fn loader(
+    folder: &Path,
+    repeat: u64,
+    batch: usize,
+    workers: usize,
+    shuffled: bool,
+) -> Result<Pairs, Failure> {
+    let tables = tables();
+    let loader = Loader::new(Files::of(folder, repeat)?)
+        .map(move |(bytes, label), _| Ok((decode(&bytes, &tables)?, label)))
+        .batch(batch)
+        .workers(workers);
+    Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
+}
+
+/// Uses once what a loader uses.
+pub fn warm_up(folder: &Path) -> Result<(), Failure> {
+    let (bytes, _) = Files::of(folder, 1)?.get(0, &mut Random::of_sample(0, 0, 0))?;
+    decode(&bytes, &tables()).map(drop).map_err(Into::into)
+}
+
+pub fn write_small(folder: &Path, count: usize) -> Result<(), Failure> {
+    Ok((0..count).try_for_each(|index| fs::write(folder.join(format!("{index:05}.jpg")), SMALL))?)
+}
+
+/// A folder's JPEG files in the order of their names.
+struct Files {
+    paths: Vec<PathBuf>,
+    repeat: u64,
+}
+
+impl Files {
+    fn of(folder: &Path, repeat: u64) -> Result<Self, Failure> {
+        let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+        let mut paths = entries.collect::<Result<Vec<_>, _>>()?;
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == "jpg"));
+        paths.sort();
+        Ok(Self { paths, repeat })
+    }
+
+    fn path(&self, index: u64) -> &Path {
+        &self.paths[index as usize % self.paths.len()]
+    }
+}
+
+impl Source for Files {
+    type Sample = (Vec<u8>, i64);
+
+    fn len(&self) -> u64 {
+        self.paths.len() as u64 * self.repeat
+    }
+
+    fn get(&self, index: u64, _: &mut Random) -> memfit::Result<Self::Sample> {
+        let bytes = fs::read(self.path(index)).map_err(|error| Error::data(error.to_string()))?;
+        Ok((bytes, (index % self.paths.len() as u64 % 10) as i64))
+    }
+
+    fn origin(&self, index: u64) -> Origin {
+        Origin::record(index)
+    }
+}
+
+/// The normalised number of each channel's 256 levels.
+type Tables = [[f32; 256]; 3];
+
+fn tables() -> Tables {
+    let level = |channel: usize, level: usize| (level as f32 / 255.0 - MEAN[channel]) / DEVIATION[channel];
+    std::array::from_fn(|channel| std::array::from_fn(|value| level(channel, value)))
+}
+
+/// What a thread uses again for each picture.
+struct Scratch {
+    decoded: Vec<u8>,
+    resized: Image<'static>,
+    resizer: Resizer,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        decoded: Vec::new(),
+        resized: Image::new(SIDE, SIDE, PixelType::U8x3),
+        resizer: Resizer::new(),
+    });
+}
+
+/// A JPEG file as numbers of `[3, 224, 224]`.
+fn decode(bytes: &[u8], tables: &Tables) -> memfit::Result<Array> {
+    let wrong = |error: &dyn std::fmt::Display| Error::data(error.to_string());
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Scratch { decoded, resized, resizer } = scratch;
+        let mut decoder = JpegDecoder::new(ZCursor::new(bytes));
+        decoder.decode_headers().map_err(|error| wrong(&error))?;
+        let (Some(size), Some((width, height))) = (decoder.output_buffer_size(), decoder.dimensions()) else {
+            return Err(Error::data("a JPEG without a size"));
+        };
+        decoded.resize(size, 0);
+        decoder.decode_into(decoded).map_err(|error| wrong(&error))?;
+        let picture = ImageRef::new(width as u32, height as u32, decoded, PixelType::U8x3);
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+        let picture = picture.map_err(|error| wrong(&error))?;
+        resizer.resize(&picture, resized, &options).map_err(|error| wrong(&error))?;
+        planes(resized.buffer(), tables)
+    })
+}
+
+/// One channel after the other, normalised.
+fn planes(pixels: &[u8], tables: &Tables) -> memfit::Result<Array> {
+    let side = i64::from(SIDE);
+    let mut numbers = Vec::with_capacity(4 * pixels.len());
+    for (channel, table) in tables.iter().enumerate() {
+        let levels = pixels.iter().skip(channel).step_by(3);
+        levels.for_each(|level| numbers.extend_from_slice(&table[usize::from(*level)].to_ne_bytes()));
+    }
+    Array::from_bytes(Kind::Float, vec![3, side, side], numbers)
+}

@@ -1,0 +1,180 @@
+//! The bytes of one file, decompressed, from any offset on.
+
+use std::fs::File;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::compressed::{Compression, decoded, sniffed};
+use crate::sys::file::drop_cached;
+use crate::sys::pipe::{Waiting, Wake};
+
+/// Settings of how files are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    /// Bytes after which a file's cached pages are dropped.
+    pub(super) behind: Option<u64>,
+    /// Logarithm of the largest window of zstd.
+    pub(super) window: u32,
+}
+
+/// Bytes of a file, a pipe or a reader.
+pub(super) struct Input {
+    from: From,
+    wake: Arc<Wake>,
+    /// Of the byte that is handed out next.
+    offset: u64,
+    /// What was handed out since `keep`.
+    kept: Option<Vec<u8>>,
+    /// Comes before what `from` has.
+    again: Cursor<Vec<u8>>,
+}
+
+enum From {
+    Plain(Sequential),
+    Other(Box<dyn Read + Send>),
+}
+
+impl Input {
+    /// Of a regular file.
+    pub(super) fn of_file(file: File, length: u64, reading: Reading, wake: &Arc<Wake>) -> io::Result<Self> {
+        let mut head = [0; 4];
+        let len = file.read_at(&mut head, 0)?;
+        let file = Sequential { file, length, position: 0, behind: reading.behind, dropped: 0 };
+        let from = match Compression::of(head.get(..len).unwrap_or_default()) {
+            Compression::None => From::Plain(file),
+            compression => From::Other(decoded(Box::new(file), compression, reading.window)?),
+        };
+        Ok(Self::new(from, wake))
+    }
+
+    /// Of a pipe or the like.
+    pub(super) fn of_pipe(file: File, reading: Reading, wake: &Arc<Wake>) -> io::Result<Self> {
+        Self::of_reader(Box::new(Waiting::new(file, wake)?), reading, wake)
+    }
+
+    /// Of anything.
+    pub(super) fn of_reader(
+        read: Box<dyn Read + Send>,
+        reading: Reading,
+        wake: &Arc<Wake>,
+    ) -> io::Result<Self> {
+        Ok(Self::new(From::Other(sniffed(read, reading.window)?), wake))
+    }
+
+    fn new(from: From, wake: &Arc<Wake>) -> Self {
+        Self { from, wake: wake.clone(), offset: 0, kept: None, again: Cursor::default() }
+    }
+
+    /// Keeps what is handed out from now on, for a way back.
+    pub(super) fn keep(&mut self) {
+        if matches!(self.from, From::Other(_)) {
+            self.kept = Some(Vec::new());
+        }
+    }
+
+    /// Goes to an offset: at once in a plain file, elsewhere by reading on, or back into what was
+    /// kept.
+    pub(super) fn go_to(&mut self, offset: u64) -> io::Result<()> {
+        let kept = self.kept.take().unwrap_or_default();
+        if let From::Plain(file) = &mut self.from {
+            file.go_to(offset)?;
+            self.offset = offset;
+            return Ok(());
+        }
+        if let Some(back) = self.offset.checked_sub(offset).and_then(|back| usize::try_from(back).ok()) {
+            let from = kept.len().checked_sub(back).ok_or_else(|| beyond(offset, self.offset))?;
+            self.again = Cursor::new(kept.get(from..).unwrap_or_default().to_vec());
+            self.offset = offset;
+            return Ok(());
+        }
+        let mut scratch = [0; 16 << 10];
+        while self.offset < offset {
+            let most = (offset - self.offset).min(scratch.len() as u64) as usize;
+            match self.read(scratch.get_mut(..most).unwrap_or_default()) {
+                Ok(0) => return Err(beyond(offset, self.offset)),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn beyond(offset: u64, end: u64) -> io::Error {
+    let problem = format!("the data position is at byte {offset}, the data ends at byte {end}");
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+impl Read for Input {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.wake.check()?;
+        let mut len = self.again.read(into)?;
+        if len == 0 {
+            len = match &mut self.from {
+                From::Plain(file) => file.read(into)?,
+                From::Other(read) => read.read(into)?,
+            };
+        }
+        // A reader of the user's may say anything.
+        let read = into.get(..len).ok_or_else(|| io::Error::other("more bytes read than asked for"))?;
+        if let Some(kept) = &mut self.kept {
+            kept.extend_from_slice(read);
+        }
+        self.offset += len as u64;
+        Ok(len)
+    }
+}
+
+/// A regular file that is read from front to back.
+struct Sequential {
+    file: File,
+    /// When it was opened.
+    length: u64,
+    position: u64,
+    behind: Option<u64>,
+    /// Pages up to here were dropped.
+    dropped: u64,
+}
+
+/// Largest page there is; what is dropped begins and ends on one.
+const PAGE: u64 = 64 << 10;
+
+impl Sequential {
+    fn go_to(&mut self, offset: u64) -> io::Result<()> {
+        let end = self.file.metadata()?.len();
+        if offset > end {
+            return Err(beyond(offset, end));
+        }
+        self.file.seek(SeekFrom::Start(offset))?;
+        (self.position, self.dropped) = (offset, offset - offset % PAGE);
+        Ok(())
+    }
+}
+
+impl Read for Sequential {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read(into)?;
+        if len == 0 && !into.is_empty() && self.position < self.length {
+            let (now, before) = (self.position, self.length);
+            let problem = format!("the file ends at byte {now}, it had {before} bytes when it was opened");
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem));
+        }
+        self.position += len as u64;
+        let read = self.position - self.position % PAGE;
+        if self.behind.is_some_and(|behind| read - self.dropped >= behind.max(PAGE)) {
+            drop_cached(&self.file, self.dropped, read - self.dropped);
+            self.dropped = read;
+        }
+        Ok(len)
+    }
+}
+
+impl Drop for Sequential {
+    fn drop(&mut self) {
+        if self.behind.is_some() {
+            drop_cached(&self.file, self.dropped, self.position - self.dropped);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Batches of samples of unequal length, and by functions of the user's.
+
+mod support;
+
+use memfit::data::{Loader, Pack, Pad, Random, Source};
+use memfit::tch::{Kind, Tensor};
+use memfit::{Batch, Error, Loss, Result};
+use support::{serial, values};
+
+/// Document i has the token i + 1, `self.0[i]` times.
+struct Documents(Vec<usize>);
+
+impl Source for Documents {
+    type Sample = Vec<i64>;
+
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn get(&self, index: u64, _: &mut Random) -> Result<Vec<i64>> {
+        Ok(vec![index as i64 + 1; self.0[index as usize]])
+    }
+}
+
+fn rows(tensor: &Tensor) -> Vec<Vec<i64>> {
+    let width = tensor.size()[1].max(1) as usize;
+    values(tensor).chunks(width).map(|row| row.iter().map(|value| *value as i64).collect()).collect()
+}
+
+#[test]
+fn padding_fills_up_to_the_longest_or_to_a_length() {
+    let _serial = serial();
+    let load = |pad| Loader::new(Documents(vec![2, 0, 3])).batch(3).workers(2).collate(pad).build().unwrap();
+    let batch = load(Pad::to_longest(0)).next().unwrap().unwrap();
+    assert_eq!(rows(&batch.tokens), [[1, 1, 0], [0, 0, 0], [3, 3, 3]]);
+    assert_eq!((batch.lengths.clone(), batch.tokens(), batch.batch.rows()), (vec![2, 0, 3], 5, 3));
+    assert_eq!(rows(&batch.mask().unwrap()), [[1, 1, 0], [0, 0, 0], [1, 1, 1]]);
+    let next = batch.next_token(-100).unwrap();
+    assert_eq!(rows(&next.inputs), [[1, 1], [0, 0], [3, 3]]);
+    assert_eq!(rows(&next.labels), [[1, -100], [-100, -100], [3, 3]]);
+    assert_eq!((next.count, next.labels.kind()), (3, Kind::Int64));
+
+    let batch = load(Pad::to(5, 9).multiple_of(4)).next().unwrap().unwrap();
+    assert_eq!(rows(&batch.tokens)[0], [1, 1, 9, 9, 9, 9, 9, 9]);
+    let part = batch.take_rows(2..3).unwrap();
+    assert_eq!((part.lengths.clone(), part.tokens(), part.position), (vec![3], 3, batch.position));
+    assert!(batch.batch.take_rows(2..4).is_err());
+}
+
+#[test]
+fn what_is_longer_than_rows_is_told_or_cut() {
+    let _serial = serial();
+    let load = |pad| Loader::new(Documents(vec![2, 4])).batch(2).collate(pad).build().unwrap();
+    let items: Vec<_> = load(Pad::to(3, 0)).collect();
+    assert!(matches!(&items[0], Err(error) if error.to_string().starts_with("record 1: it has 4 elements")));
+    assert_eq!(rows(&items[1].as_ref().unwrap().tokens), [[1, 1, 0]]);
+    let batch = load(Pad::to(3, 0).cut_longer()).next().unwrap().unwrap();
+    assert_eq!(
+        (rows(&batch.tokens), batch.lengths.clone()),
+        (vec![vec![1, 1, 0], vec![2, 2, 2]], vec![2, 3])
+    );
+}
+
+#[test]
+fn lists_with_something_beside_them_are_padded_too() {
+    let _serial = serial();
+    let loader = Loader::new(Documents(vec![1, 2])).map(|list, _| Ok((list.clone(), list.len() as f32)));
+    let batch = loader.batch(2).collate(Pad::to_longest(0)).build().unwrap().next().unwrap().unwrap();
+    let (padded, beside) = &batch.batch;
+    assert_eq!((rows(&padded.tokens), values(beside)), (vec![vec![1, 0], vec![2, 2]], vec![1.0, 2.0]));
+    assert_eq!(batch.tokens(), 3);
+}
+
+#[test]
+fn packing_lays_documents_into_the_first_row_with_room() {
+    let _serial = serial();
+    let load = |lengths: &[usize], row| {
+        let loader = Loader::new(Documents(lengths.to_vec())).batch(lengths.len());
+        loader.collate(Pack::to(row, 0)).build().unwrap().next().unwrap().unwrap().batch
+    };
+    let batch = load(&[3, 4, 2, 0, 1], 5);
+    assert_eq!(rows(&batch.tokens), [[1, 1, 1, 3, 3], [2, 2, 2, 2, 5]]);
+    assert_eq!(rows(&batch.segments), [[1, 1, 1, 2, 2], [1, 1, 1, 1, 2]]);
+    assert_eq!(rows(&batch.positions().unwrap()), [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]);
+    assert_eq!((batch.rows(), batch.tokens()), (2, 10));
+    let next = batch.next_token(-1).unwrap();
+    assert_eq!(rows(&next.inputs), [[1, 1, 1, 3], [2, 2, 2, 2]]);
+    assert_eq!(rows(&next.labels), [[1, 1, -1, 3], [2, 2, 2, -1]]);
+    assert_eq!(next.count, 6);
+    let same = batch.same_document().unwrap();
+    assert_eq!(same.size(), [2, 5, 5]);
+    assert_eq!(rows(&same.get(0))[3], [0, 0, 0, 1, 1]);
+
+    // Longer than a row: cut into rows; what is left of a row is padding.
+    let batch = load(&[7, 1], 3);
+    assert_eq!(rows(&batch.tokens), [[1, 1, 1], [1, 1, 1], [1, 2, 0]]);
+    let part = batch.take_rows(2..3).unwrap();
+    assert_eq!(
+        (part.documents.clone(), part.tokens(), part.next_token(-1).unwrap().count),
+        (vec![vec![1, 1]], 2, 0)
+    );
+    assert_eq!(rows(&part.segments), [[1, 2, 0]]);
+}
+
+#[test]
+fn a_packed_batch_without_tokens_is_an_error() {
+    let _serial = serial();
+    let loader = Loader::new(Documents(vec![0, 0, 1])).batch(2).collate(Pack::to(4, 0));
+    let items: Vec<_> = loader.build().unwrap().collect();
+    assert!(matches!(items[0], Err(Error::Data { .. })) && items[1].is_ok() && items.len() == 2);
+}
+
+#[test]
+fn the_counted_tokens_make_padded_micro_batches_one_batch() {
+    let _serial = serial();
+    // The loss of a token is its logit's distance from the label; the mean is over labels that count.
+    let (vs, w) = support::vector(8);
+    let mut training = memfit::Stack::of(&vs, support::sgd(&vs))
+        .with(memfit::strategies::GradAccumulator::every(2))
+        .build()
+        .unwrap();
+    let mut loader =
+        Loader::new(Documents(vec![2, 5, 3, 4])).batch(2).collate(Pad::to_longest(0)).build().unwrap();
+    for micro in training.try_windows(&mut loader) {
+        let outcome = training.step(micro.unwrap(), |batch| {
+            let next = batch.next_token(-100)?;
+            let counts = next.labels.f_ne(-100)?.f_to_kind(Kind::Float)?;
+            let picked = w.f_index_select(0, &next.labels.f_clamp_min(0)?.f_view(-1)?)?.f_view_as(&counts)?;
+            Ok(Loss::mean((picked * counts).sum(Kind::Float) / next.count as f64, next.count))
+        });
+        let _ = outcome.unwrap();
+    }
+    // Tokens 1 to 4 are labels 1, 4, 2 and 3 times of 10.
+    let expected = [0.0, -0.1, -0.4, -0.2, -0.3, 0.0, 0.0, 0.0];
+    for (value, wanted) in values(&w).iter().zip(expected) {
+        assert!((value - wanted).abs() < 1e-6, "{:?}", values(&w));
+    }
+}
+
+#[test]
+fn a_function_of_all_samples_makes_a_batch() {
+    let _serial = serial();
+    let loader =
+        Loader::new(Documents(vec![1, 2, 3])).batch(2).workers(2).collate_with(|samples: &[&Vec<i64>]| {
+            let sums: Vec<i64> = samples.iter().map(|sample| sample.iter().sum()).collect();
+            if sums == [9] { Err(Error::data("nine")) } else { Ok(Tensor::from_slice(&sums)) }
+        });
+    let items: Vec<_> = loader.build().unwrap().collect();
+    assert_eq!(values(items[0].as_ref().unwrap()), [1.0, 4.0]);
+    assert_eq!(items[1].as_ref().unwrap_err().to_string(), "the data: nine");
+    assert_eq!(items.len(), 2);
+}

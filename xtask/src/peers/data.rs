@@ -1,0 +1,292 @@
+//! `Loader` beside PyTorch's `DataLoader`: samples a second, memory, and what a training step beside
+//! it feels.
+
+mod table;
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::Options;
+use super::measure::{Spread, WARM_UP, median, spread};
+use super::resident::{Resident, highest_while};
+use super::setup::{Setup, output};
+use super::side::Side;
+use crate::problem::{Problem, Result};
+
+const WORKERS: [usize; 2] = [0, 2];
+/// Epochs over which memory is watched.
+const EPOCHS: usize = 3;
+/// Pairs of the training step: it is short, and its goal is within a fiftieth.
+const STEP_PAIRS: usize = 15;
+
+/// A kind of data and what it is held to.
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    name: &'static str,
+    words: &'static str,
+    /// Tokens of the file, or pictures.
+    count: u64,
+    /// How often an epoch has each sample.
+    repeat: u64,
+    /// Samples a second over the faster PyTorch's, at least.
+    speed: f64,
+    /// The largest mean difference of the two sides' numbers.
+    tolerance: f64,
+}
+
+const DATA: [Data; 2] = [
+    Data { name: "tokens", words: "tokens", count: 1 << 25, repeat: 1, speed: 5.0, tolerance: 0.0 },
+    Data { name: "images", words: "pictures", count: 256, repeat: 4, speed: 2.0, tolerance: 0.05 },
+];
+
+/// One side with so many workers.
+struct Lane {
+    memfit: bool,
+    workers: usize,
+    side: Side,
+    /// Seconds of an epoch.
+    times: Vec<f64>,
+    samples: f64,
+    extra: Resident,
+}
+
+/// What came of one kind of data.
+struct Measured {
+    data: Data,
+    rows: Vec<Row>,
+    /// Mean difference of the two sides' numbers.
+    difference: f64,
+    step: Step,
+}
+
+/// One side with so many workers, measured.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    memfit: bool,
+    workers: usize,
+    /// Samples a second over the faster PyTorch's.
+    speed: Spread,
+    extra: Resident,
+}
+
+/// A training step beside loading, as the bench prints it.
+#[derive(Debug, Default)]
+struct Step {
+    ratio: f64,
+    shown: String,
+    others: Vec<String>,
+}
+
+pub fn section(setup: &Setup, options: &Options) -> Result<String> {
+    let files = Files { setup, folder: setup.folder("data")? };
+    let mut all = Vec::new();
+    for data in DATA {
+        if options.strategy.as_deref().is_none_or(|only| only == data.name) {
+            files.write(&data)?;
+            let measured = measured(&files, data, options.pairs)?;
+            eprint!("{}", table::rows(&measured));
+            all.push(measured);
+        }
+    }
+    Ok(table::page(&all, options.pairs))
+}
+
+fn measured(files: &Files<'_>, data: Data, pairs: usize) -> Result<Measured> {
+    let mut lanes = Vec::new();
+    for memfit in [true, false] {
+        for workers in WORKERS {
+            let extra = extra(files.side(&data, memfit, workers)?)?;
+            let side = files.side(&data, memfit, workers)?;
+            lanes.push(Lane { memfit, workers, side, times: Vec::new(), samples: 0.0, extra });
+        }
+    }
+    let difference = difference(files, &data, &mut lanes)?;
+    for round in 0..WARM_UP + pairs {
+        let mut order: Vec<&mut Lane> = lanes.iter_mut().collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for lane in order {
+            let (seconds, samples) = epoch(&mut lane.side)?;
+            lane.times.push(seconds);
+            lane.samples = samples;
+        }
+    }
+    same_samples(&lanes)?;
+    let rows = rows(&lanes);
+    drop(lanes);
+    let step = step(files, &data)?;
+    Ok(Measured { data, rows, difference, step })
+}
+
+fn rows(lanes: &[Lane]) -> Vec<Row> {
+    let times: Vec<_> = lanes.iter().map(|lane| (lane.memfit, lane.times.clone())).collect();
+    let rows = lanes.iter().zip(speeds(&times));
+    rows.map(|(lane, speed)| Row { memfit: lane.memfit, workers: lane.workers, speed, extra: lane.extra })
+        .collect()
+}
+
+/// Samples a second over the faster PyTorch's, pair by pair, of memfit's times and of PyTorch's.
+fn speeds(times: &[(bool, Vec<f64>)]) -> Vec<Spread> {
+    let middle = |times: &[f64]| median(times.iter().skip(WARM_UP).copied().collect());
+    let theirs = times.iter().filter(|(memfit, _)| !memfit).map(|(_, times)| times);
+    let faster = theirs.min_by(|a, b| middle(a).total_cmp(&middle(b)));
+    let faster = faster.map_or(&[][..], Vec::as_slice);
+    times.iter().map(|(_, times)| spread(faster, times)).collect()
+}
+
+fn same_samples(lanes: &[Lane]) -> Result<()> {
+    match lanes.iter().all(|lane| lane.samples == lanes[0].samples) {
+        true => Ok(()),
+        false => Err(Problem::new("the sides' epochs have not as many samples")),
+    }
+}
+
+/// What is resident at most over some epochs beyond what was before the loader was made.
+fn extra(mut side: Side) -> Result<Resident> {
+    let process = side.id();
+    let before = Resident::of_tree(process);
+    if before == Resident::default() {
+        return Err(Problem::new("/proc has no smaps_rollup: the section data runs on Linux only"));
+    }
+    let (ran, highest) = highest_while(process, || (0..EPOCHS).try_for_each(|_| epoch(&mut side).map(drop)));
+    ran.map(|()| highest.beyond(before))
+}
+
+/// Seconds and samples of one.
+fn epoch(side: &mut Side) -> Result<(f64, f64)> {
+    side.ask("epoch", |answer| {
+        let (seconds, samples) = answer.trim().split_once(' ')?;
+        Some((seconds.parse().ok()?, samples.parse().ok()?))
+    })
+}
+
+/// How far the two sides' first batches are apart; refuses what is not the same work.
+fn difference(files: &Files<'_>, data: &Data, lanes: &mut [Lane]) -> Result<f64> {
+    let mut batches = Vec::new();
+    for memfit in [true, false] {
+        let path = files.folder.join(format!("first-{memfit}"));
+        let Some(lane) = lanes.iter_mut().find(|lane| lane.memfit == memfit) else { continue };
+        let ask = format!("first {}", path.display());
+        lane.side.ask(&ask, |answer| answer.trim().parse::<u64>().ok())?;
+        batches.push(fs::read(&path).map_err(|error| Problem::io("read", &path, &error))?);
+    }
+    let apart = match &batches[..] {
+        [ours, theirs] if ours == theirs => 0.0,
+        [ours, theirs] if ours.len() == theirs.len() => mean_difference(ours, theirs),
+        _ => f64::INFINITY,
+    };
+    if apart <= data.tolerance {
+        return Ok(apart);
+    }
+    let tolerance = data.tolerance;
+    Err(Problem::new(format!("the two sides' {} differ by {apart}, more than {tolerance}", data.words)))
+}
+
+/// Of numbers of 32 bits.
+fn mean_difference(ours: &[u8], theirs: &[u8]) -> f64 {
+    let numbers = |bytes: &[u8]| -> Vec<f64> {
+        let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        bytes.chunks_exact(4).map(|bytes| f64::from(number(bytes))).collect()
+    };
+    let (ours, theirs) = (numbers(ours), numbers(theirs));
+    let sum: f64 = ours.iter().zip(&theirs).map(|(ours, theirs)| (ours - theirs).abs()).sum();
+    sum / ours.len() as f64
+}
+
+fn step(files: &Files<'_>, data: &Data) -> Result<Step> {
+    let mut command = files.setup.program("loader")?;
+    command.args(["training", data.name]).arg(files.of(data)).arg(STEP_PAIRS.to_string());
+    let printed = output(&mut command)?;
+    parse_step(&printed)
+        .ok_or_else(|| Problem::new(format!("the bench `loader` printed no ratio: {printed}")))
+}
+
+/// `tokens: 1.010 (1.000–1.020) of the time with data in memory`, and other lines.
+fn parse_step(printed: &str) -> Option<Step> {
+    let mut step = Step::default();
+    for line in printed.lines() {
+        match line.strip_suffix(" of the time with data in memory").and_then(|line| line.split_once(": ")) {
+            Some((_, shown)) => {
+                step.ratio = shown.split_whitespace().next()?.parse().ok()?;
+                step.shown = shown.to_owned();
+            }
+            None => step.others.push(line.to_owned()),
+        }
+    }
+    (!step.shown.is_empty()).then_some(step)
+}
+
+/// The data of both sides.
+struct Files<'a> {
+    setup: &'a Setup,
+    folder: PathBuf,
+}
+
+impl Files<'_> {
+    fn of(&self, data: &Data) -> PathBuf {
+        self.folder.join(data.name)
+    }
+
+    /// Pictures are written by Pillow: there is no encoder on our side.
+    fn write(&self, data: &Data) -> Result<()> {
+        let (path, count) = (self.of(data), data.count.to_string());
+        if data.name == "tokens" {
+            let mut command = self.setup.program("loader")?;
+            return output(command.arg("tokens").arg(&path).arg(count)).map(drop);
+        }
+        fs::create_dir_all(&path).map_err(|error| Problem::io("create", &path, &error))?;
+        let mut command = self.setup.script("loader.py");
+        output(command.args(["--data", data.name, "--make", &count, "--path"]).arg(&path)).map(drop)
+    }
+
+    fn side(&self, data: &Data, memfit: bool, workers: usize) -> Result<Side> {
+        let (path, repeat, count) = (self.of(data), data.repeat.to_string(), workers.to_string());
+        let (name, mut command) = if memfit {
+            let mut command = self.setup.program("loader")?;
+            command.args(["serve", data.name]).arg(&path).args([&count, &repeat]);
+            ("memfit", command)
+        } else {
+            let mut command = self.setup.script("loader.py");
+            command
+                .args(["--data", data.name, "--workers", &count, "--repeat", &repeat, "--path"])
+                .arg(&path);
+            ("PyTorch", command)
+        };
+        Side::start(format!("{name}, {} with {count} workers", data.words), &mut command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_over_the_faster_of_pytorchs() {
+        let lane = |memfit, workers, time: f64| {
+            let times = [&[9.0; WARM_UP][..], &[time; 3]].concat();
+            (memfit, workers, times)
+        };
+        let lanes = [lane(true, 0, 0.5), lane(true, 2, 0.25), lane(false, 0, 1.0), lane(false, 2, 3.0)];
+        let speeds: Vec<f64> = speeds(&lanes.map(|(memfit, _, times)| (memfit, times)))
+            .iter()
+            .map(|speed| speed.median)
+            .collect();
+        assert_eq!(speeds, [2.0, 4.0, 1.0, 1.0 / 3.0]);
+    }
+
+    #[test]
+    fn numbers_that_differ_have_their_mean_difference() {
+        let bytes = |numbers: [f32; 2]| numbers.map(f32::to_le_bytes).concat();
+        assert_eq!(mean_difference(&bytes([1.0, 2.0]), &bytes([1.5, 2.0])), 0.25);
+    }
+
+    #[test]
+    fn the_benchs_lines_are_a_ratio_and_others() {
+        let step =
+            parse_step("tokens: 1.010 (1.000–1.020) of the time with data in memory\na step takes 20 ms\n")
+                .unwrap();
+        assert_eq!((step.ratio, &step.shown[..], step.others.len()), (1.01, "1.010 (1.000–1.020)", 1));
+        assert!(parse_step("nothing").is_none());
+    }
+}

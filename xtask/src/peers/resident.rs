@@ -1,0 +1,111 @@
+//! What a process and those that it started keep in memory.
+
+use std::fs;
+use std::ops::Add;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Between two looks: a look walks the process's page tables, which takes milliseconds.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// Proportional set sizes: a page that several processes have is shared out between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// Bytes of all.
+    pub all: u64,
+    /// Without the pages of files, which the system can drop.
+    pub kept: u64,
+}
+
+impl Add for Resident {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { all: self.all + other.all, kept: self.kept + other.kept }
+    }
+}
+
+impl Resident {
+    /// A process and all below it.
+    pub fn of_tree(process: u32) -> Self {
+        // A process that has ended meanwhile has nothing.
+        let own = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
+        children(process).into_iter().map(Self::of_tree).fold(parse(&own), Self::add)
+    }
+
+    /// What is more than `before`.
+    pub fn beyond(self, before: Self) -> Self {
+        let (all, kept) = (self.all.saturating_sub(before.all), self.kept.saturating_sub(before.kept));
+        Self { all, kept }
+    }
+
+    fn higher(self, other: Self) -> Self {
+        Self { all: self.all.max(other.all), kept: self.kept.max(other.kept) }
+    }
+}
+
+/// The highest of a process and those below it, while `body` runs.
+pub fn highest_while<R>(process: u32, body: impl FnOnce() -> R) -> (R, Resident) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut highest = Resident::default();
+            while !done.load(Ordering::Acquire) {
+                highest = highest.higher(Resident::of_tree(process));
+                std::thread::sleep(EVERY);
+            }
+            highest
+        });
+        let result = body();
+        done.store(true, Ordering::Release);
+        (result, looks.join().unwrap_or_default())
+    })
+}
+
+/// By the parents that all processes name: not every kernel lists children.
+fn children(process: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|id| parent(*id) == Some(process)).collect()
+}
+
+/// The second field behind the name, which is in brackets and may have some in it.
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn parse(rollup: &str) -> Resident {
+    let field = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes: Option<u64> = line.and_then(|line| line.trim_end_matches("kB").trim().parse().ok());
+        kilobytes.unwrap_or(0) * 1024
+    };
+    let (anonymous, shared) = (field("Pss_Anon:"), field("Pss_Shmem:"));
+    Resident { all: field("Pss:"), kept: anonymous + shared }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn file_pages_are_told_from_those_that_are_kept() {
+        let text = "Rss: 90 kB\nPss:   60 kB\nPss_Anon:  10 kB\nPss_File: 30 kB\nPss_Shmem:  20 kB\n";
+        assert_eq!(parse(text), Resident { all: 60 * 1024, kept: 30 * 1024 });
+        assert_eq!(parse("").beyond(parse(text)), Resident::default());
+    }
+
+    #[test]
+    fn a_tree_has_more_than_its_root() {
+        let mut child = Command::new("sleep").arg("9").spawn().unwrap();
+        let ((), highest) = highest_while(std::process::id(), || std::thread::sleep(EVERY * 3));
+        let alone = parse(&fs::read_to_string("/proc/self/smaps_rollup").unwrap());
+        assert!(children(std::process::id()).contains(&child.id()));
+        assert!(highest.all > alone.all / 2 && highest.kept > 0, "{highest:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Resident::of_tree(child.id()), Resident::default());
+    }
+}
