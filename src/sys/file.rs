@@ -95,6 +95,13 @@ pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
     let _ = (file, offset, length);
 }
 
+/// Lets the kernel read nothing ahead.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn read_nothing_ahead(file: &File) {
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
 /// Whether the file lies on a file system that is itself memory.
 pub(crate) fn is_memory(file: &File) -> bool {
     #[cfg(target_os = "linux")]

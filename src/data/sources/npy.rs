@@ -66,7 +66,7 @@ fn header_range(reader: &Reader) -> Result<(u64, usize)> {
     if prefix.starts_with(b"PK") {
         return Err(reader.broken("it is a zip archive, as np.savez writes; np.save each array"));
     }
-    if !prefix.starts_with(MAGIC) {
+    if !prefix.starts_with(MAGIC) || reader.len() < 10 {
         return Err(reader.broken("it does not begin as a .npy file does"));
     }
     let [.., major, _, a, b, c, d] = prefix;

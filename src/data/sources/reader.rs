@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -72,15 +73,15 @@ impl Reader {
     }
 
     fn give_back(&self, offset: u64, length: u64) {
-        let behind = self.behind.as_ref().is_some_and(|touched| touched.is_due(offset, length));
+        let behind = self.behind.as_ref().and_then(|touched| touched.add(offset, length));
         if let Some(mapping) = &self.mapping {
             // The page cache drops no page that is mapped.
-            if mapping.1.is_due(offset, length) || behind {
+            if mapping.1.add(offset, length).is_some() || behind.is_some() {
                 mapping.0.give_back();
             }
         }
-        if behind {
-            file::drop_cached(&self.file, 0, 0);
+        if let Some(range) = behind {
+            file::drop_cached(&self.file, range.start, range.end - range.start);
         }
     }
 
@@ -137,24 +138,33 @@ struct Touched {
     bytes: AtomicU64,
     /// The block that was touched last: neighbours share blocks.
     last: AtomicU64,
+    /// What was touched since the last full step lies between these.
+    from: AtomicU64,
+    to: AtomicU64,
 }
 
 impl Touched {
     fn new(step: u64, block: u64) -> Self {
-        Self { step: step.max(1), block, bytes: AtomicU64::new(0), last: AtomicU64::new(u64::MAX) }
+        let (step, none) = (step.max(1), u64::MAX);
+        Self { step, block, bytes: 0.into(), last: none.into(), from: none.into(), to: 0.into() }
     }
 
-    /// Counts a range; whether a step is full with it.
-    fn is_due(&self, offset: u64, length: u64) -> bool {
-        if length == 0 {
-            return false;
-        }
-        let (first, last) = (offset / self.block, (offset + length - 1) / self.block);
+    /// Counts a range. Where a step is full with it, the range in which all of the step lies.
+    fn add(&self, offset: u64, length: u64) -> Option<Range<u64>> {
+        let end = offset.checked_add(length).filter(|end| *end > offset)?;
+        self.from.fetch_min(offset, Ordering::Relaxed);
+        self.to.fetch_max(end, Ordering::Relaxed);
+        let (first, last) = (offset / self.block, (end - 1) / self.block);
         let known = self.last.swap(last, Ordering::Relaxed) == first;
-        let blocks = last - first + u64::from(!known);
-        let bytes = blocks * self.block;
+        let bytes = (last - first + u64::from(!known)) * self.block;
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        before / self.step != before.wrapping_add(bytes) / self.step
+        if before / self.step == before.wrapping_add(bytes) / self.step {
+            return None;
+        }
+        let from = self.from.swap(u64::MAX, Ordering::Relaxed).min(offset);
+        let to = self.to.swap(0, Ordering::Relaxed).max(end);
+        // The kernel keeps what lies in a range by a part only: the step before left some.
+        Some(from.saturating_sub(self.step)..to)
     }
 }
 
@@ -175,7 +185,7 @@ pub(super) fn within(index: u64, len: u64) -> Result<u64> {
 }
 
 /// A range of records, where it lies in them; how many they are.
-pub(super) fn inside(setting: &'static str, range: &std::ops::Range<u64>, len: u64) -> Result<u64> {
+pub(super) fn inside(setting: &'static str, range: &Range<u64>, len: u64) -> Result<u64> {
     match range.end.checked_sub(range.start) {
         Some(count) if range.end <= len => Ok(count),
         _ => Err(Error::config(setting, format!("{range:?} is no range of 0..{len}"))),
@@ -189,14 +199,60 @@ mod tests {
     #[test]
     fn neighbours_in_a_block_are_counted_once_and_strangers_by_their_blocks() {
         let touched = Touched::new(8_192, 4_096);
-        let due: Vec<bool> = (0..12).map(|row| touched.is_due(row * 1_024, 1_024)).collect();
-        // The third block begins with row 8; the first two fill the step with row 4.
-        assert_eq!(due.iter().filter(|due| **due).count(), 1);
-        assert!(due[4]);
+        let due: Vec<_> = (0..12).map(|row| touched.add(row * 1_024, 1_024)).collect();
+        // The step is full with row 4, which begins the second block.
+        assert_eq!(due.iter().filter_map(Option::clone).collect::<Vec<_>>(), [0..5 * 1_024]);
+        assert!(due[4].is_some());
         let strangers = Touched::new(8_192, 4_096);
-        assert!(!strangers.is_due(0, 1));
-        assert!(strangers.is_due(1 << 40, 1));
-        assert!(!strangers.is_due(0, 0), "nothing was touched");
-        assert!(Touched::new(0, 4_096).is_due(0, 1), "a step of nothing is after every read");
+        assert_eq!(strangers.add(1 << 40, 1), None);
+        assert_eq!(strangers.add(20_480, 1), Some(20_480 - 8_192..(1 << 40) + 1));
+        assert_eq!(strangers.add(0, 0), None, "nothing was touched");
+        assert_eq!(Touched::new(0, 4_096).add(3, 1), Some(2..4), "a step of nothing is after every read");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_page_cache_holds_no_more_of_the_file_than_was_asked_for() {
+        use crate::sys::mapping::cached;
+
+        const SIZE: u64 = 64 << 20;
+        const STEP: u64 = 4 << 20;
+        // What is kept of a page, or of several that the kernel holds as one.
+        const SLACK: u64 = 2 << 20;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut file, &vec![7; SIZE as usize]).unwrap();
+        if file::is_memory(file.as_file()) {
+            eprintln!("skipped: the temporary folder is in memory, where nothing can be dropped");
+            return;
+        }
+        // Pages that are not on the disk yet are not dropped.
+        file.as_file().sync_all().unwrap();
+        let rows = SIZE / 4_096;
+        let most = |reader: &Reader, order: &dyn Fn(u64) -> u64| {
+            file::drop_cached(&reader.file, 0, 0);
+            let mut most = 0;
+            for row in 0..rows {
+                let mut bytes = [0; 4_096];
+                reader.read(order(row) * 4_096, &mut bytes).unwrap();
+                assert_eq!(bytes, [7; 4_096]);
+                if row % 64 == 0 {
+                    most = most.max(cached(&reader.file));
+                }
+            }
+            most
+        };
+        let plain = Reader::open(file.path()).unwrap();
+        file::read_nothing_ahead(&plain.file);
+        let all = most(&plain, &|row| row);
+        assert!(all >= SIZE - STEP, "without the setting all of it stays: {all}");
+        let behind = plain.clone().drop_behind(STEP);
+        let sequential = most(&behind, &|row| row);
+        assert!(sequential <= STEP + SLACK, "{sequential}");
+        // An odd factor makes a permutation of a power of two.
+        let shuffled = most(&behind, &|row| (row * 2_654_435_761) % rows);
+        assert!(shuffled <= STEP + SLACK, "{shuffled}");
+        let mapped = most(&plain.mapped(None).unwrap().drop_behind(STEP), &|row| row);
+        // Around a page that a mapping misses the kernel reads as much as the disk's driver says.
+        assert!(mapped <= SIZE / 2, "pages that are mapped are given back first: {mapped}");
     }
 }

@@ -146,9 +146,9 @@ impl<T: Token> Tokens<T> {
         Ok(self)
     }
 
-    /// Drops the file's pages from the page cache each time that so many bytes were read, so that a pass
-    /// over a large file drives out nothing else. What was read ahead at that moment is read again: below
-    /// a few MiB this costs time. In memory it is nothing.
+    /// Drops what was read from the page cache each time that so many bytes were, in whatever order, so
+    /// that a pass over a large file drives out nothing else. The cache then has about so many bytes of
+    /// the file, and what the kernel reads ahead. In memory it is nothing.
     pub fn drop_behind(mut self, bytes: u64) -> Self {
         if let Store::File { reader, header } = self.store {
             self.store = Store::File { reader: reader.drop_behind(bytes), header };
