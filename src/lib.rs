@@ -45,4 +45,6 @@ mod documents {
     struct System;
     #[doc = include_str!("../docs/profiling.md")]
     struct Profiling;
+    #[doc = include_str!("../docs/data-streams.md")]
+    struct DataStreams;
 }

@@ -88,6 +88,10 @@ impl<S: Stream> Records<S> {
                 None => break,
             }
         }
+        if self.failed.is_some() {
+            // A part has another order than the whole: a run that resumes would mix them up.
+            self.held.clear();
+        }
         let len = self.held.len() as u64;
         self.order = match self.deal.shuffle {
             // Each block is an epoch of its own to the order.

@@ -22,7 +22,7 @@ use crate::step::Mark;
 /// [`flexible`](Csv::flexible) is set. Empty lines are passed over. Gzip and zstd are decompressed as
 /// for [`Lines`](super::Lines).
 ///
-/// *Cost*: a buffer of 64 KiB and up to twice a row; each record has its bytes + 8 per field + 64.
+/// *Cost*: a buffer of 64 KiB and up to twice a row; each record has its bytes + 8 per field + 56.
 ///
 /// *Limits*: behind a row of more than [`max_row`](Csv::max_row) bytes, which is what an open quote
 /// makes of the rest of a file, nothing can be told, and the stream ends by an error. Offsets count from the
@@ -103,6 +103,14 @@ impl Csv {
     /// Of a pipe or another open file, for one epoch; see [`Lines::of_pipe`](super::Lines::of_pipe).
     pub fn of_pipe(pipe: impl Into<OwnedFd>) -> Self {
         Self::new(Inputs::of_pipe(pipe))
+    }
+
+    /// Of the standard input; see [`Lines::stdin`](super::Lines::stdin).
+    ///
+    /// # Errors
+    /// [`Error::Io`] where there is none.
+    pub fn stdin() -> Result<Self> {
+        Ok(Self::new(Inputs::stdin()?))
     }
 
     /// Of what this opens, anew for each epoch; see [`Lines::with`](super::Lines::with).

@@ -32,6 +32,8 @@ pub(super) struct Input {
 
 enum From {
     Plain(Sequential),
+    /// Its first bytes, which may have to be waited for, will tell how it is compressed.
+    Unknown(Option<Box<dyn Read + Send>>, Reading),
     Other(Box<dyn Read + Send>),
 }
 
@@ -50,16 +52,12 @@ impl Input {
 
     /// Of a pipe or the like.
     pub(super) fn of_pipe(file: File, reading: Reading, wake: &Arc<Wake>) -> io::Result<Self> {
-        Self::of_reader(Box::new(Waiting::new(file, wake)?), reading, wake)
+        Ok(Self::of_reader(Box::new(Waiting::new(file, wake)?), reading, wake))
     }
 
     /// Of anything.
-    pub(super) fn of_reader(
-        read: Box<dyn Read + Send>,
-        reading: Reading,
-        wake: &Arc<Wake>,
-    ) -> io::Result<Self> {
-        Ok(Self::new(From::Other(sniffed(read, reading.window)?), wake))
+    pub(super) fn of_reader(read: Box<dyn Read + Send>, reading: Reading, wake: &Arc<Wake>) -> Self {
+        Self::new(From::Unknown(Some(read), reading), wake)
     }
 
     fn new(from: From, wake: &Arc<Wake>) -> Self {
@@ -68,7 +66,7 @@ impl Input {
 
     /// Keeps what is handed out from now on, for a way back.
     pub(super) fn keep(&mut self) {
-        if matches!(self.from, From::Other(_)) {
+        if !matches!(self.from, From::Plain(_)) {
             self.kept = Some(Vec::new());
         }
     }
@@ -112,10 +110,7 @@ impl Read for Input {
         self.wake.check()?;
         let mut len = self.again.read(into)?;
         if len == 0 {
-            len = match &mut self.from {
-                From::Plain(file) => file.read(into)?,
-                From::Other(read) => read.read(into)?,
-            };
+            len = self.from.read(into)?;
         }
         // A reader of the user's may say anything.
         let read = into.get(..len).ok_or_else(|| io::Error::other("more bytes read than asked for"))?;
@@ -124,6 +119,20 @@ impl Read for Input {
         }
         self.offset += len as u64;
         Ok(len)
+    }
+}
+
+impl Read for From {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Self::Unknown(read, reading) = self {
+            let read = read.take().ok_or_else(|| io::Error::other("the first read failed"))?;
+            *self = Self::Other(sniffed(read, reading.window)?);
+        }
+        match self {
+            Self::Plain(file) => file.read(into),
+            Self::Unknown(..) => Ok(0),
+            Self::Other(read) => read.read(into),
+        }
     }
 }
 
@@ -138,8 +147,11 @@ struct Sequential {
     dropped: u64,
 }
 
-/// Largest page there is; what is dropped begins and ends on one.
+/// Largest page there is; what is dropped ends on one.
 const PAGE: u64 = 64 << 10;
+/// The page cache keeps several pages as one, which goes only as a whole: the part to drop reaches
+/// back over more than the largest.
+const FOLIO: u64 = 4 << 20;
 
 impl Sequential {
     fn go_to(&mut self, offset: u64) -> io::Result<()> {
@@ -150,6 +162,17 @@ impl Sequential {
         self.file.seek(SeekFrom::Start(offset))?;
         (self.position, self.dropped) = (offset, offset - offset % PAGE);
         Ok(())
+    }
+
+    fn drop_to(&mut self, end: u64) {
+        let from = self.dropped.saturating_sub(FOLIO);
+        if end == from {
+            return;
+        }
+        // No length is up to the file's end.
+        let len = if end < self.length { end - from } else { 0 };
+        drop_cached(&self.file, from, len);
+        self.dropped = end;
     }
 }
 
@@ -164,8 +187,7 @@ impl Read for Sequential {
         self.position += len as u64;
         let read = self.position - self.position % PAGE;
         if self.behind.is_some_and(|behind| read - self.dropped >= behind.max(PAGE)) {
-            drop_cached(&self.file, self.dropped, read - self.dropped);
-            self.dropped = read;
+            self.drop_to(read);
         }
         Ok(len)
     }
@@ -174,7 +196,7 @@ impl Read for Sequential {
 impl Drop for Sequential {
     fn drop(&mut self) {
         if self.behind.is_some() {
-            drop_cached(&self.file, self.dropped, self.position - self.dropped);
+            self.drop_to(self.position);
         }
     }
 }

@@ -102,10 +102,10 @@ impl Inputs {
                     None => Err(io::ErrorKind::NotFound.into()),
                 }
             }
-            From::With(open) => open().and_then(|read| Input::of_reader(read, self.reading, &self.wake)),
+            From::With(open) => open().map(|read| Input::of_reader(read, self.reading, &self.wake)),
             From::Reader(read) => {
                 let read = read.take().ok_or_else(|| io::ErrorKind::NotFound.into());
-                read.and_then(|read| Input::of_reader(read, self.reading, &self.wake))
+                read.map(|read| Input::of_reader(read, self.reading, &self.wake))
             }
             From::Pipe(pipe) => {
                 let pipe = pipe.take().ok_or_else(|| io::ErrorKind::NotFound.into());
