@@ -138,8 +138,11 @@ struct Sequential {
     dropped: u64,
 }
 
-/// Largest page there is; what is dropped begins and ends on one.
+/// Largest page there is; what is dropped ends on one.
 const PAGE: u64 = 64 << 10;
+/// The page cache keeps several pages as one, which goes only as a whole: the part to drop reaches
+/// back over more than the largest.
+const FOLIO: u64 = 4 << 20;
 
 impl Sequential {
     fn go_to(&mut self, offset: u64) -> io::Result<()> {
@@ -150,6 +153,17 @@ impl Sequential {
         self.file.seek(SeekFrom::Start(offset))?;
         (self.position, self.dropped) = (offset, offset - offset % PAGE);
         Ok(())
+    }
+
+    fn drop_to(&mut self, end: u64) {
+        let from = self.dropped.saturating_sub(FOLIO);
+        if end == from {
+            return;
+        }
+        // No length is up to the file's end.
+        let len = if end < self.length { end - from } else { 0 };
+        drop_cached(&self.file, from, len);
+        self.dropped = end;
     }
 }
 
@@ -164,8 +178,7 @@ impl Read for Sequential {
         self.position += len as u64;
         let read = self.position - self.position % PAGE;
         if self.behind.is_some_and(|behind| read - self.dropped >= behind.max(PAGE)) {
-            drop_cached(&self.file, self.dropped, read - self.dropped);
-            self.dropped = read;
+            self.drop_to(read);
         }
         Ok(len)
     }
@@ -174,7 +187,7 @@ impl Read for Sequential {
 impl Drop for Sequential {
     fn drop(&mut self) {
         if self.behind.is_some() {
-            drop_cached(&self.file, self.dropped, self.position - self.dropped);
+            self.drop_to(self.position);
         }
     }
 }
