@@ -33,6 +33,8 @@ pub use tch;
 mod documents {
     #[doc = include_str!("../docs/writing-a-strategy.md")]
     struct WritingAStrategy;
+    #[doc = include_str!("../docs/data-sources.md")]
+    struct DataSources;
     #[doc = include_str!("../docs/snapshots.md")]
     struct Snapshots;
     #[doc = include_str!("../docs/interop.md")]

@@ -8,6 +8,7 @@
 mod buffers;
 mod builder;
 mod collate;
+pub(crate) mod dtype;
 mod engine;
 mod feed;
 mod loaded;
@@ -18,6 +19,7 @@ mod random;
 mod sample;
 mod slot;
 mod source;
+mod sources;
 mod stream;
 mod stream_feed;
 mod transfer;
@@ -32,6 +34,10 @@ pub use origin::Origin;
 pub use random::Random;
 pub use sample::{Array, Sample};
 pub use source::Source;
+pub use sources::{
+    ArrayFile, Concat, FileBytes, Files, InMemory, NextToken, Npy, Safetensors, Slice, Token, TokenRows,
+    Tokens, Zip,
+};
 pub use stream::{Interrupt, Stream};
 pub use stream_feed::StreamJob;
 pub use transfer::Transfer;

@@ -7,11 +7,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::raw::{c_char, c_int, c_void};
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::check;
 use crate::error::{Error, Result};
+use crate::sys::mapping::Private;
 
 #[repr(C)]
 struct RawWeakStorage {
@@ -29,6 +30,15 @@ unsafe extern "C" {
     fn mf_storage_watch(tensor: *const C_tensor) -> *mut RawWeakStorage;
     fn mf_storage_unwatch(watch: *mut RawWeakStorage);
     fn mf_storage_holders(tensor: *const C_tensor) -> usize;
+    fn mf_storage_over(
+        data: *mut c_void,
+        dtype: c_int,
+        sizes: *const i64,
+        dims: usize,
+        context: *mut c_void,
+        release: unsafe extern "C" fn(*mut c_void),
+        tensor: *mut *mut C_tensor,
+    ) -> c_int;
     fn mf_storage_base(tensor: *const C_tensor, base: *mut *mut C_tensor) -> c_int;
     fn mf_storage_view(
         base: *const C_tensor,
@@ -165,6 +175,42 @@ pub(crate) fn nbytes(tensor: &Tensor) -> usize {
 pub(crate) fn holders(tensor: &Tensor) -> usize {
     // SAFETY: the handle is borrowed for the call.
     unsafe { mf_storage_holders(tensor.as_ptr()) }
+}
+
+/// A contiguous tensor over a mapping, which goes when the last tensor, view or graph that holds the
+/// storage does.
+pub(crate) fn over(mapping: Private, kind: Kind, sizes: &[i64]) -> Result<Tensor> {
+    let bytes = sizes.iter().try_fold(kind.elt_size_in_bytes(), |product, size| {
+        usize::try_from(*size).ok().and_then(|size| product.checked_mul(size))
+    });
+    let data = mapping.as_mut_ptr();
+    if bytes != Some(mapping.len()) || !data.addr().is_multiple_of(kind.elt_size_in_bytes()) {
+        return Err(Error::Torch(format!("{kind:?} {sizes:?} does not lie in {} bytes", mapping.len())));
+    }
+    let like = Tensor::f_empty([0], (kind, Device::Cpu))?;
+    let context = Box::into_raw(Box::new(mapping));
+    let mut tensor = std::ptr::null_mut();
+    // SAFETY: the memory holds the sizes at the dtype's alignment and lives until `unmap` is called with
+    // the context, once; `tensor` is written on success.
+    check(unsafe {
+        mf_storage_over(
+            data.cast(),
+            mf_tensor_dtype(like.as_ptr()),
+            sizes.as_ptr(),
+            sizes.len(),
+            context.cast(),
+            unmap,
+            &mut tensor,
+        )
+    })?;
+    // SAFETY: the handle is owned by us alone.
+    Ok(unsafe { Tensor::from_ptr(tensor) })
+}
+
+/// Ends a mapping, on whichever thread drops its last holder.
+unsafe extern "C" fn unmap(context: *mut c_void) {
+    // SAFETY: the context is the box that `over` gave away; libtorch calls this once.
+    drop(unsafe { Box::from_raw(context.cast::<Private>()) });
 }
 
 /// All bytes of a tensor's storage as one-dimensional uint8, sharing the storage but not

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use serde_json::json;
 use tch::Tensor;
 
-use super::dtype;
 use super::manifest::{self, Scalar, TensorEntry};
+use crate::data::dtype;
 use crate::error::{Error, Result};
 use crate::state::{Sink, Value, strides_of};
 

@@ -40,7 +40,6 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
-mod dtype;
 mod extras;
 mod folder;
 mod hashing;

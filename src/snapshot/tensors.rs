@@ -11,12 +11,12 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::IgnoredAny;
 use tch::{Device, Kind, Tensor};
 
-use super::dtype;
 use super::hashing::{BLOCK, read_into};
 use super::manifest::{self, TensorEntry};
 use super::read::broken;
 use super::unique::Unique;
 use super::write::{Part, failed, slabs};
+use crate::data::dtype;
 use crate::error::Result;
 use crate::ffi;
 use crate::state::is_dense;

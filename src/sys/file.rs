@@ -105,6 +105,27 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens a regular file to read, through links; a pipe does not block.
+pub(crate) fn open_data(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Lets the page cache drop the pages of a file that nobody maps and that are on the disk.
+pub(crate) fn drop_cached(file: &File) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe {
+        // A length of 0 is up to the file's end.
+        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+}
+
 /// Makes what was renamed or made in a folder outlive a power cut.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()

@@ -7,4 +7,5 @@ pub(crate) mod cgroup;
 pub(crate) mod file;
 pub(crate) mod heap;
 pub(crate) mod machine;
+pub(crate) mod mapping;
 pub(crate) mod resident;

@@ -1,9 +1,11 @@
+//! What formats of files call the dtypes that tch has.
+
 use safetensors::Dtype;
 use tch::Kind;
 
 use crate::error::{Error, Result};
 
-/// Each dtype that a tensor of tch's can have, with its name in a file.
+/// Each dtype that a tensor of tch's can have, with its name in a `.safetensors` file.
 const PAIRS: &[(Kind, Dtype, &str)] = &[
     (Kind::Bool, Dtype::BOOL, "BOOL"),
     (Kind::Uint8, Dtype::U8, "U8"),
@@ -23,7 +25,7 @@ const PAIRS: &[(Kind, Dtype, &str)] = &[
 ];
 
 /// The file's name of a dtype.
-pub(super) fn name_of(kind: Kind, tensor: &str) -> Result<&'static str> {
+pub(crate) fn name_of(kind: Kind, tensor: &str) -> Result<&'static str> {
     let found = PAIRS.iter().find(|(known, ..)| *known == kind);
     found.map(|(.., name)| *name).ok_or_else(|| Error::Unsupported {
         what: format!("writing `{tensor}`, which is {kind:?},"),
@@ -33,11 +35,29 @@ pub(super) fn name_of(kind: Kind, tensor: &str) -> Result<&'static str> {
 }
 
 /// The dtype of a file's name.
-pub(super) fn named(name: &str) -> Option<Kind> {
+pub(crate) fn named(name: &str) -> Option<Kind> {
     PAIRS.iter().find(|(.., known)| *known == name).map(|(kind, ..)| *kind)
 }
 
 /// The dtype of a file's, as its parser gives it.
-pub(super) fn kind_of(dtype: Dtype) -> Option<Kind> {
+pub(crate) fn kind_of(dtype: Dtype) -> Option<Kind> {
     PAIRS.iter().find(|(_, known, _)| *known == dtype).map(|(kind, ..)| *kind)
+}
+
+/// What numpy calls those dtypes of its own that tch has too, in the byte order that is read.
+const NUMPY: &[(&str, Kind)] = &[
+    ("|b1", Kind::Bool),
+    ("|u1", Kind::Uint8),
+    ("|i1", Kind::Int8),
+    ("<i2", Kind::Int16),
+    ("<i4", Kind::Int),
+    ("<i8", Kind::Int64),
+    ("<f2", Kind::Half),
+    ("<f4", Kind::Float),
+    ("<f8", Kind::Double),
+];
+
+/// The dtype of a `descr` of numpy's.
+pub(crate) fn numpy(descr: &str) -> Option<Kind> {
+    NUMPY.iter().find(|(known, _)| *known == descr).map(|(_, kind)| *kind)
 }

@@ -1,0 +1,228 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memfit::data::{Loader, NextToken, Source, Token, Tokens};
+use memfit::memory::resident;
+
+use crate::support::serial;
+use crate::{OneFile, all, data_error, get, is_config, is_io};
+
+/// 0, 1, 2, … as 16-bit tokens.
+fn counting(tokens: u16) -> OneFile {
+    OneFile::of(&(0..tokens).flat_map(u16::to_le_bytes).collect::<Vec<u8>>())
+}
+
+#[test]
+fn rows_are_the_numbers_of_the_file_in_their_order() {
+    let file = counting(10);
+    let rows = Tokens::<u16>::open(&file.path).unwrap().rows(3).unwrap();
+    assert_eq!(all(&rows), [[0, 1, 2], [3, 4, 5], [6, 7, 8]], "token 9 fills no row");
+    assert_eq!(rows.origin(2).to_string(), format!("record 2 at byte 12 of {}", file.path.display()));
+    let wide = OneFile::of(&[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    assert_eq!(all(&Tokens::<u32>::open(&wide.path).unwrap().rows(2).unwrap()), [[1, 4_294_967_295]]);
+    assert_eq!(all(&Tokens::<u8>::open(&wide.path).unwrap().rows(5).unwrap()), [[1, 0, 0, 0, 255]]);
+}
+
+#[test]
+fn a_stride_shorter_than_a_row_makes_rows_overlap_and_a_longer_one_leaves_tokens_out() {
+    let tokens = Tokens::of((0..10_u16).collect());
+    let with = |stride| all(&tokens.clone().rows(4).unwrap().stride(stride).unwrap());
+    assert_eq!(with(3), [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]);
+    assert_eq!(with(6), [[0, 1, 2, 3], [6, 7, 8, 9]]);
+    assert_eq!(with(1).len(), 7);
+    assert_eq!(with(100), [[0, 1, 2, 3]]);
+}
+
+#[test]
+fn targets_are_the_tokens_one_later_and_each_token_is_an_input_once() {
+    let samples = all(&Tokens::of((0..10_u8).collect()).next_token(3).unwrap());
+    let expected: [(Vec<i64>, Vec<i64>); 3] =
+        [(vec![0, 1, 2], vec![1, 2, 3]), (vec![3, 4, 5], vec![4, 5, 6]), (vec![6, 7, 8], vec![7, 8, 9])];
+    assert_eq!(samples, expected);
+    assert_eq!(Tokens::of(vec![0_u8; 9]).next_token(3).unwrap().len(), 2, "the last has no target");
+}
+
+#[test]
+fn ranges_split_a_file_and_know_where_they_are() {
+    let file = counting(10);
+    let tokens = Tokens::<u16>::open(&file.path).unwrap();
+    let validation = tokens.range(6..10).unwrap().rows(2).unwrap();
+    assert_eq!(all(&validation), [[6, 7], [8, 9]]);
+    assert_eq!(validation.origin(1).offset, Some(16));
+    let inner = tokens.range(2..9).unwrap().range(1..4).unwrap();
+    assert_eq!((inner.len(), all(&inner.rows(3).unwrap())), (3, vec![vec![3, 4, 5]]));
+    assert!(is_config(tokens.range(6..11)));
+    assert!(is_config(tokens.range(2..9).unwrap().range(0..8)), "not beyond the outer range");
+    #[allow(clippy::reversed_empty_ranges)]
+    let reversed = tokens.range(5..4);
+    assert!(is_config(reversed));
+    assert!(tokens.range(3..3).unwrap().is_empty());
+}
+
+#[test]
+fn a_header_is_left_out() {
+    let file = OneFile::of(&[9, 9, 9, 1, 0, 2, 0]);
+    let rows = Tokens::<u16>::open_with_header(&file.path, 3).unwrap().rows(1).unwrap();
+    assert_eq!(all(&rows), [[1], [2]]);
+    assert_eq!(rows.origin(1).offset, Some(5));
+    assert!(data_error(Tokens::<u16>::open(&file.path)).contains("7 bytes are no whole number"));
+    for header in [7, 8, u64::MAX] {
+        assert!(
+            data_error(Tokens::<u8>::open_with_header(&file.path, header)).contains("no token in 7 bytes")
+        );
+    }
+}
+
+#[test]
+fn files_that_cannot_be_tokens_are_refused_when_they_are_opened() {
+    let file = OneFile::of(&[1, 2, 3]);
+    let text = data_error(Tokens::<u16>::open(&file.path));
+    assert!(text.contains("no whole number of tokens of 16 bits") && text.contains("data"), "{text}");
+    assert!(data_error(Tokens::<u8>::open(&OneFile::of(&[]).path)).contains("no token in 0 bytes"));
+    assert!(is_io(Tokens::<u8>::open(file.folder())), "a folder");
+    assert!(is_io(Tokens::<u8>::open(file.folder().join("missing"))));
+    assert!(is_io(Tokens::<u8>::open("/dev/zero")), "no end");
+    let pipe = file.folder().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(is_io(Tokens::<u8>::open(&pipe)), "a pipe, which nobody writes to");
+}
+
+#[test]
+fn rows_that_cannot_be_are_refused() {
+    let file = counting(4);
+    let tokens = Tokens::<u16>::open(&file.path).unwrap();
+    assert!(data_error(tokens.clone().rows(5)).contains("4 tokens, where one record has 5"));
+    assert!(data_error(tokens.clone().next_token(4)).contains("4 tokens, where one record has 5"));
+    assert!(data_error(tokens.clone().next_token(u64::MAX)).contains("4 tokens"));
+    assert!(is_config(tokens.clone().rows(0)) && is_config(tokens.clone().next_token(0)));
+    assert!(is_config(tokens.clone().rows(2).unwrap().stride(0)));
+    let rows = tokens.rows(2).unwrap();
+    assert!(data_error(get(&rows, 2)).contains("there are 2 records"));
+    assert!(data_error(get(&rows, u64::MAX)).contains("there are 2 records"));
+}
+
+#[test]
+fn an_id_beyond_the_vocabulary_is_an_error_of_its_record() {
+    let file = OneFile::of(&[0, 1, 2, 3, 4, 9, 5, 6]);
+    let tokens = Tokens::<u8>::open(&file.path).unwrap();
+    let rows = tokens.clone().vocabulary(9).rows(4).unwrap();
+    assert_eq!(get(&rows, 0).unwrap(), [0, 1, 2, 3]);
+    assert!(data_error(get(&rows, 1)).contains("the id 9 at byte 5 is not in the vocabulary of 9"));
+    assert_eq!(all(&tokens.vocabulary(10).rows(4).unwrap()).len(), 2);
+    let memory = Tokens::of(vec![0_u8, 1, 7]).vocabulary(7).rows(3).unwrap();
+    assert!(data_error(get(&memory, 0)).contains("the id 7 at token 2"));
+    let mut batches = Loader::new(rows).build().unwrap();
+    assert!(batches.next().unwrap().is_ok());
+    let text = data_error(batches.next().unwrap());
+    assert_eq!(
+        text,
+        format!(
+            "record 1 at byte 4 of {}: the id 9 at byte 5 is not in the vocabulary of 9",
+            file.path.display()
+        )
+    );
+}
+
+/// Case 62.
+#[test]
+fn a_file_that_is_cut_underneath_is_an_error_of_its_records_and_no_crash() {
+    let file = counting(12);
+    let rows = Tokens::<u16>::open(&file.path).unwrap().rows(4).unwrap();
+    let mut batches = Loader::new(rows).workers(2).build().unwrap();
+    file.set_len(14);
+    assert!(batches.next().unwrap().is_ok(), "it is all there");
+    for (record, offset) in [(1, 8), (2, 16)] {
+        let text = data_error(batches.next().unwrap());
+        let place = format!("record {record} at byte {offset} of {}", file.path.display());
+        assert_eq!(text, format!("{place}: the file ends at byte 14; it had 24 when it was opened"));
+    }
+    assert!(batches.next().is_none());
+    file.set_len(24);
+    let (rest, _) = (batches.next().unwrap(), batches.next());
+    assert!(rest.is_ok(), "the file is whole again");
+}
+
+#[test]
+fn a_file_that_is_deleted_underneath_is_read_on() {
+    let file = counting(4);
+    let rows = Tokens::<u16>::open(&file.path).unwrap().rows(4).unwrap();
+    std::fs::remove_file(&file.path).unwrap();
+    assert_eq!(all(&rows), [[0, 1, 2, 3]]);
+}
+
+/// 64 MiB of tokens whose sum is known.
+fn large() -> (OneFile, u64) {
+    let block: Vec<u8> = (0..1_u32 << 19).flat_map(|token| ((token % 50_257) as u16).to_le_bytes()).collect();
+    let sum: u64 = (0..1_u64 << 19).map(|token| token % 50_257).sum();
+    (OneFile::of(&block.repeat(64)), 64 * sum)
+}
+
+fn sum_of<T: Token>(rows: &NextToken<T>, watch: impl Fn()) -> u64 {
+    let mut sum = 0;
+    for index in 0..rows.len() {
+        let (inputs, _) = get(rows, index).unwrap();
+        sum += inputs.iter().sum::<i64>() as u64;
+        if index % 64 == 0 {
+            watch();
+        }
+    }
+    sum
+}
+
+const BUDGET: u64 = 16 << 20;
+const SLACK: u64 = 4 << 20;
+
+/// Case 62.
+#[test]
+fn a_file_of_four_times_the_budget_is_read_and_anonymous_memory_does_not_grow() {
+    let _guard = serial();
+    let (file, sum) = large();
+    assert!(std::fs::metadata(&file.path).unwrap().len() >= 4 * BUDGET);
+    // One token more than contexts need, so that the last context has its target.
+    let tokens = Tokens::<u16>::open(&file.path).unwrap();
+    let last = get(&tokens.clone().rows(1_024).unwrap(), tokens.len() / 1_024 - 1).unwrap();
+    let rows = tokens.drop_behind(BUDGET / 4).next_token(1_024).unwrap();
+    let mut batches = Loader::new(rows).batch(32).workers(2).build().unwrap();
+    let mut seen = batches.next().unwrap().unwrap().batch.0.sum(memfit::tch::Kind::Int64).int64_value(&[]);
+    let before = resident().unwrap().anonymous;
+    let mut most = 0;
+    for batch in batches.by_ref() {
+        seen += batch.unwrap().batch.0.sum(memfit::tch::Kind::Int64).int64_value(&[]);
+        most = most.max(resident().unwrap().anonymous);
+    }
+    assert_eq!(seen as u64, sum - last.iter().sum::<i64>() as u64, "all but the last row was read");
+    assert!(most <= before + SLACK, "{} MiB more", (most - before) >> 20);
+}
+
+#[test]
+fn a_mapping_gives_its_pages_back_and_reads_the_same() {
+    let _guard = serial();
+    let (file, sum) = large();
+    let most_of = |resident_bytes| {
+        let tokens = Tokens::<u16>::open(&file.path).unwrap();
+        let tail = get(&tokens.clone().rows(1_024).unwrap(), tokens.len() / 1_024 - 1).unwrap();
+        let rows = tokens.mapped_within(resident_bytes).unwrap().next_token(1_024).unwrap();
+        get(&rows, 0).unwrap();
+        let before = resident().unwrap().file;
+        let most = AtomicU64::new(0);
+        let watch = || {
+            most.fetch_max(resident().unwrap().file, Ordering::Relaxed);
+        };
+        assert_eq!(sum_of(&rows, watch), sum - tail.iter().sum::<i64>() as u64);
+        most.into_inner().saturating_sub(before)
+    };
+    let bounded = most_of(BUDGET / 2);
+    assert!(bounded <= BUDGET / 2 + SLACK, "{} MiB", bounded >> 20);
+    let unbounded = most_of(u64::MAX);
+    assert!(unbounded >= 3 * BUDGET, "without a bound all pages stay: {} MiB", unbounded >> 20);
+}
+
+#[test]
+fn a_mapping_checks_what_a_read_checks() {
+    let file = OneFile::of(&[0, 1, 2, 3, 4, 9, 5, 6]);
+    let rows = Tokens::<u8>::open(&file.path).unwrap().mapped().unwrap().vocabulary(9).rows(4).unwrap();
+    assert_eq!(get(&rows, 0).unwrap(), [0, 1, 2, 3]);
+    assert!(data_error(get(&rows, 1)).contains("the id 9 at byte 5"));
+    assert!(data_error(get(&rows, 2)).contains("there are 2 records"));
+    let memory = Tokens::of(vec![1_u8]).mapped().unwrap().drop_behind(1).rows(1).unwrap();
+    assert_eq!(all(&memory), [[1]], "in memory both are nothing");
+}
