@@ -15,7 +15,7 @@ use crate::problem::{Problem, Result};
 
 const WORKERS: [usize; 2] = [0, 2];
 /// Epochs over which memory is watched.
-const EPOCHS: usize = 3;
+const EPOCHS: usize = 2;
 /// Pairs of the training step: it is short, and its goal is within a fiftieth.
 const STEP_PAIRS: usize = 15;
 
@@ -36,7 +36,7 @@ struct Data {
 
 const DATA: [Data; 2] = [
     Data { name: "tokens", words: "tokens", count: 1 << 25, repeat: 1, speed: 5.0, tolerance: 0.0 },
-    Data { name: "images", words: "pictures", count: 256, repeat: 4, speed: 2.0, tolerance: 0.05 },
+    Data { name: "images", words: "pictures", count: 256, repeat: 2, speed: 2.0, tolerance: 0.05 },
 ];
 
 /// One side with so many workers.
