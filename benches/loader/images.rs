@@ -92,12 +92,16 @@ fn decode(bytes: &[u8], tables: &Tables) -> memfit::Result<Array> {
 }
 
 /// One channel after the other, normalised.
-fn planes(pixels: &[u8], tables: &Tables) -> memfit::Result<Array> {
+fn planes(pixels: &[u8], [reds, greens, blues]: &Tables) -> memfit::Result<Array> {
     let side = i64::from(SIDE);
-    let mut numbers = Vec::with_capacity(4 * pixels.len());
-    for (channel, table) in tables.iter().enumerate() {
-        let levels = pixels.iter().skip(channel).step_by(3);
-        levels.for_each(|level| numbers.extend_from_slice(&table[usize::from(*level)].to_ne_bytes()));
+    let mut numbers = vec![0; 4 * pixels.len()];
+    let (red, others) = numbers.split_at_mut(4 * pixels.len() / 3);
+    let (green, blue) = others.split_at_mut(4 * pixels.len() / 3);
+    let places = red.chunks_exact_mut(4).zip(green.chunks_exact_mut(4)).zip(blue.chunks_exact_mut(4));
+    for (pixel, ((red, green), blue)) in pixels.chunks_exact(3).zip(places) {
+        red.copy_from_slice(&reds[usize::from(pixel[0])].to_ne_bytes());
+        green.copy_from_slice(&greens[usize::from(pixel[1])].to_ne_bytes());
+        blue.copy_from_slice(&blues[usize::from(pixel[2])].to_ne_bytes());
     }
     Array::from_bytes(Kind::Float, vec![3, side, side], numbers)
 }

@@ -5,6 +5,7 @@ mod table;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use super::Options;
 use super::measure::{Spread, WARM_UP, median, spread};
@@ -78,7 +79,8 @@ struct Step {
 }
 
 pub fn section(setup: &Setup, options: &Options) -> Result<String> {
-    let files = Files { setup, folder: setup.folder("data")? };
+    setup.need("the section data", "pillow", "PIL")?;
+    let files = Files { setup, program: setup.built("loader")?, folder: setup.folder("data")? };
     let mut all = Vec::new();
     for data in DATA {
         if options.strategy.as_deref().is_none_or(|only| only == data.name) {
@@ -195,7 +197,7 @@ fn mean_difference(ours: &[u8], theirs: &[u8]) -> f64 {
 }
 
 fn step(files: &Files<'_>, data: &Data) -> Result<Step> {
-    let mut command = files.setup.program("loader")?;
+    let mut command = Command::new(&files.program);
     command.args(["training", data.name]).arg(files.of(data)).arg(STEP_PAIRS.to_string());
     let printed = output(&mut command)?;
     parse_step(&printed)
@@ -220,6 +222,8 @@ fn parse_step(printed: &str) -> Option<Step> {
 /// The data of both sides.
 struct Files<'a> {
     setup: &'a Setup,
+    /// The bench `loader`.
+    program: PathBuf,
     folder: PathBuf,
 }
 
@@ -232,7 +236,7 @@ impl Files<'_> {
     fn write(&self, data: &Data) -> Result<()> {
         let (path, count) = (self.of(data), data.count.to_string());
         if data.name == "tokens" {
-            let mut command = self.setup.program("loader")?;
+            let mut command = Command::new(&self.program);
             return output(command.arg("tokens").arg(&path).arg(count)).map(drop);
         }
         fs::create_dir_all(&path).map_err(|error| Problem::io("create", &path, &error))?;
@@ -243,7 +247,7 @@ impl Files<'_> {
     fn side(&self, data: &Data, memfit: bool, workers: usize) -> Result<Side> {
         let (path, repeat, count) = (self.of(data), data.repeat.to_string(), workers.to_string());
         let (name, mut command) = if memfit {
-            let mut command = self.setup.program("loader")?;
+            let mut command = Command::new(&self.program);
             command.args(["serve", data.name]).arg(&path).args([&count, &repeat]);
             ("memfit", command)
         } else {
