@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use memfit::memory::{self, Monitor, MonitorSummary, Sample};
+use memfit::memory::{self, Monitor, MonitorSummary, ResidentChart, Sample};
 use memfit::rng::Generators;
 use memfit::{Error, Result};
 use serde_json::Value;
@@ -109,6 +109,32 @@ fn the_file_has_a_line_per_sample() {
     }
     let times: Vec<Duration> = samples.iter().map(|sample| sample.time).collect();
     assert!(times.is_sorted(), "{times:?}");
+}
+
+#[test]
+fn a_file_and_its_samples_are_one_picture() {
+    let _guard = serial();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("memory.jsonl");
+    let (send, samples) = mpsc::channel();
+    let monitor = Monitor::every(Duration::from_millis(5))
+        .write_json_lines(&file)
+        .on_sample(move |sample| send.send(sample.clone()).unwrap())
+        .start()
+        .unwrap();
+    let kept = Tensor::ones([4 << 20], CPU);
+    until(|| monitor.latest().devices[0].live >= 16 << 20 && monitor.summary().samples > 3);
+    drop(kept);
+    monitor.stop().unwrap();
+    let samples: Vec<_> = samples.into_iter().collect();
+    let chart = || ResidentChart::new("an epoch").budget(8 << 20).above_start();
+    let by_file = chart().run_of_file("run", &file).unwrap();
+    assert_eq!(by_file.svg(), chart().run("run", &samples).svg());
+    for ending in ["svg", "png"] {
+        let picture = folder.path().join(format!("picture.{ending}"));
+        by_file.save(&picture).unwrap();
+        assert!(std::fs::metadata(picture).unwrap().len() > 1000);
+    }
 }
 
 #[test]

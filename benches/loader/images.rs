@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use memfit::Error;
-use memfit::data::{Array, Loader, Origin, Random, Source};
+use memfit::data::{Array, Concat, Files, Loader, Random, Source};
 use memfit::tch::Kind;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
@@ -24,14 +24,15 @@ const SMALL: &[u8] = include_bytes!("small.jpg");
 /// The folder's pictures, `repeat` times an epoch, and a number each.
 pub fn loader(
     folder: &Path,
-    repeat: u64,
+    repeat: usize,
     batch: usize,
     workers: usize,
     shuffled: bool,
 ) -> Result<Pairs, Failure> {
     let tables = tables();
-    let loader = Loader::new(Files::of(folder, repeat)?)
-        .map(move |(bytes, label), _| Ok((decode(&bytes, &tables)?, label)))
+    let files = Concat::of(vec![Files::in_folder(folder, &["jpg"])?; repeat])?;
+    let loader = Loader::new(files)
+        .map(move |file, _| Ok((decode(&file.bytes, &tables)?, (file.index % 10) as i64)))
         .batch(batch)
         .workers(workers);
     Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
@@ -39,49 +40,12 @@ pub fn loader(
 
 /// Uses once what a loader uses.
 pub fn warm_up(folder: &Path) -> Result<(), Failure> {
-    let (bytes, _) = Files::of(folder, 1)?.get(0, &mut Random::of_sample(0, 0, 0))?;
-    decode(&bytes, &tables()).map(drop).map_err(Into::into)
+    let file = Files::in_folder(folder, &["jpg"])?.get(0, &mut Random::of_sample(0, 0, 0))?;
+    decode(&file.bytes, &tables()).map(drop).map_err(Into::into)
 }
 
 pub fn write_small(folder: &Path, count: usize) -> Result<(), Failure> {
     Ok((0..count).try_for_each(|index| fs::write(folder.join(format!("{index:05}.jpg")), SMALL))?)
-}
-
-/// A folder's JPEG files in the order of their names.
-struct Files {
-    paths: Vec<PathBuf>,
-    repeat: u64,
-}
-
-impl Files {
-    fn of(folder: &Path, repeat: u64) -> Result<Self, Failure> {
-        let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
-        let mut paths = entries.collect::<Result<Vec<_>, _>>()?;
-        paths.retain(|path| path.extension().is_some_and(|ending| ending == "jpg"));
-        paths.sort();
-        Ok(Self { paths, repeat })
-    }
-
-    fn path(&self, index: u64) -> &Path {
-        &self.paths[index as usize % self.paths.len()]
-    }
-}
-
-impl Source for Files {
-    type Sample = (Vec<u8>, i64);
-
-    fn len(&self) -> u64 {
-        self.paths.len() as u64 * self.repeat
-    }
-
-    fn get(&self, index: u64, _: &mut Random) -> memfit::Result<Self::Sample> {
-        let bytes = fs::read(self.path(index)).map_err(|error| Error::data(error.to_string()))?;
-        Ok((bytes, (index % self.paths.len() as u64 % 10) as i64))
-    }
-
-    fn origin(&self, index: u64) -> Origin {
-        Origin::record(index)
-    }
 }
 
 /// The normalised number of each channel's 256 levels.
@@ -128,12 +92,16 @@ fn decode(bytes: &[u8], tables: &Tables) -> memfit::Result<Array> {
 }
 
 /// One channel after the other, normalised.
-fn planes(pixels: &[u8], tables: &Tables) -> memfit::Result<Array> {
+fn planes(pixels: &[u8], [reds, greens, blues]: &Tables) -> memfit::Result<Array> {
     let side = i64::from(SIDE);
-    let mut numbers = Vec::with_capacity(4 * pixels.len());
-    for (channel, table) in tables.iter().enumerate() {
-        let levels = pixels.iter().skip(channel).step_by(3);
-        levels.for_each(|level| numbers.extend_from_slice(&table[usize::from(*level)].to_ne_bytes()));
+    let mut numbers = vec![0; 4 * pixels.len()];
+    let (red, others) = numbers.split_at_mut(4 * pixels.len() / 3);
+    let (green, blue) = others.split_at_mut(4 * pixels.len() / 3);
+    let places = red.chunks_exact_mut(4).zip(green.chunks_exact_mut(4)).zip(blue.chunks_exact_mut(4));
+    for (pixel, ((red, green), blue)) in pixels.chunks_exact(3).zip(places) {
+        red.copy_from_slice(&reds[usize::from(pixel[0])].to_ne_bytes());
+        green.copy_from_slice(&greens[usize::from(pixel[1])].to_ne_bytes());
+        blue.copy_from_slice(&blues[usize::from(pixel[2])].to_ne_bytes());
     }
     Array::from_bytes(Kind::Float, vec![3, side, side], numbers)
 }

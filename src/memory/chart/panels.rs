@@ -133,7 +133,7 @@ impl Panel<'_> {
     fn time_axis(&self, shapes: &mut Vec<Shape>) {
         let (scale, unit) = if self.length() < 2.0 { (1e3, "ms") } else { (1.0, "s") };
         let whole = self.length() * scale;
-        let every = round_step(whole, (self.width / 90.0).max(2.0));
+        let every = round_step(whole, (self.width / 60.0).max(2.0));
         for tick in 0..=(whole / every).floor() as u32 {
             let at = f64::from(tick) * every;
             let x = self.left + at / whole * self.width;

@@ -147,7 +147,9 @@ impl Moment {
         let resident = sample.resident;
         let bytes =
             [resident.map(|own| own.file), resident.map(|own| own.anonymous), cpu.map(|device| device.live)];
-        Self { time: sample.time.as_secs_f64(), bytes: bytes.map(|bytes| bytes.map(|bytes| bytes as f64)) }
+        // To the microsecond, as in files.
+        let time = sample.time.as_micros() as f64 / 1e6;
+        Self { time, bytes: bytes.map(|bytes| bytes.map(|bytes| bytes as f64)) }
     }
 }
 

@@ -5,6 +5,7 @@ mod table;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use super::Options;
 use super::measure::{Spread, WARM_UP, median, spread};
@@ -15,7 +16,7 @@ use crate::problem::{Problem, Result};
 
 const WORKERS: [usize; 2] = [0, 2];
 /// Epochs over which memory is watched.
-const EPOCHS: usize = 3;
+const EPOCHS: usize = 2;
 /// Pairs of the training step: it is short, and its goal is within a fiftieth.
 const STEP_PAIRS: usize = 15;
 
@@ -36,7 +37,7 @@ struct Data {
 
 const DATA: [Data; 2] = [
     Data { name: "tokens", words: "tokens", count: 1 << 25, repeat: 1, speed: 5.0, tolerance: 0.0 },
-    Data { name: "images", words: "pictures", count: 256, repeat: 4, speed: 2.0, tolerance: 0.05 },
+    Data { name: "images", words: "pictures", count: 256, repeat: 2, speed: 2.0, tolerance: 0.05 },
 ];
 
 /// One side with so many workers.
@@ -78,7 +79,8 @@ struct Step {
 }
 
 pub fn section(setup: &Setup, options: &Options) -> Result<String> {
-    let files = Files { setup, folder: setup.folder("data")? };
+    setup.need("the section data", "pillow", "PIL")?;
+    let files = Files { setup, program: setup.built("loader")?, folder: setup.folder("data")? };
     let mut all = Vec::new();
     for data in DATA {
         if options.strategy.as_deref().is_none_or(|only| only == data.name) {
@@ -195,7 +197,7 @@ fn mean_difference(ours: &[u8], theirs: &[u8]) -> f64 {
 }
 
 fn step(files: &Files<'_>, data: &Data) -> Result<Step> {
-    let mut command = files.setup.program("loader")?;
+    let mut command = Command::new(&files.program);
     command.args(["training", data.name]).arg(files.of(data)).arg(STEP_PAIRS.to_string());
     let printed = output(&mut command)?;
     parse_step(&printed)
@@ -220,6 +222,8 @@ fn parse_step(printed: &str) -> Option<Step> {
 /// The data of both sides.
 struct Files<'a> {
     setup: &'a Setup,
+    /// The bench `loader`.
+    program: PathBuf,
     folder: PathBuf,
 }
 
@@ -232,7 +236,7 @@ impl Files<'_> {
     fn write(&self, data: &Data) -> Result<()> {
         let (path, count) = (self.of(data), data.count.to_string());
         if data.name == "tokens" {
-            let mut command = self.setup.program("loader")?;
+            let mut command = Command::new(&self.program);
             return output(command.arg("tokens").arg(&path).arg(count)).map(drop);
         }
         fs::create_dir_all(&path).map_err(|error| Problem::io("create", &path, &error))?;
@@ -243,7 +247,7 @@ impl Files<'_> {
     fn side(&self, data: &Data, memfit: bool, workers: usize) -> Result<Side> {
         let (path, repeat, count) = (self.of(data), data.repeat.to_string(), workers.to_string());
         let (name, mut command) = if memfit {
-            let mut command = self.setup.program("loader")?;
+            let mut command = Command::new(&self.program);
             command.args(["serve", data.name]).arg(&path).args([&count, &repeat]);
             ("memfit", command)
         } else {

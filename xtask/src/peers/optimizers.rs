@@ -102,7 +102,7 @@ pub fn section(setup: &Setup, options: &Options) -> Result<String> {
     let shapes = vec![BLOCK; BLOCKS].join(",");
     let wanted = |name: &str| options.strategy.as_deref().is_none_or(|only| only == name);
     if wanted("adamw8bit") {
-        setup.need_torchao()?;
+        setup.need("the row adamw8bit", "torchao", "torchao")?;
     }
     let mut anchor = setup.pytorch_optimizer("adamw", &shapes)?;
     let mut rows: Vec<Row> = Vec::new();

@@ -74,14 +74,12 @@ impl Setup {
 
     /// What a bench prints when it measures.
     pub fn bench(&self, name: &str) -> Result<String> {
-        output(self.program(name)?.arg("--bench"))
+        output(Command::new(self.built(name)?).current_dir(&self.root).arg("--bench"))
     }
 
-    /// A bench, built; what it is to do is still to be said.
-    pub fn program(&self, name: &str) -> Result<Command> {
-        let mut command = Command::new(build_bench(&self.root, name)?);
-        command.current_dir(&self.root);
-        Ok(command)
+    /// The program of a bench.
+    pub fn built(&self, name: &str) -> Result<PathBuf> {
+        build_bench(&self.root, name)
     }
 
     /// A script of `benches/peers`; what it is to do is still to be said.
@@ -98,15 +96,16 @@ impl Setup {
         Ok(folder)
     }
 
-    /// Says what to do before anything was measured in vain.
-    pub fn need_torchao(&self) -> Result<()> {
+    /// Says what to do before anything was measured in vain: `what` needs a package that has a module.
+    pub fn need(&self, what: &str, package: &str, module: &str) -> Result<()> {
         let python = &self.python;
-        let found = Command::new(python).args(["-c", "import torchao"]).stderr(Stdio::null()).status();
+        let import = format!("import {module}");
+        let found = Command::new(python).args(["-c", &import]).stderr(Stdio::null()).status();
         match found {
             Ok(status) if status.success() => Ok(()),
             _ => Err(Problem::new(format!(
-                "the row adamw8bit needs torchao: run `{} -m pip install torchao`, or name another row \
-                 with --strategy",
+                "{what} needs {package}: run `{} -m pip install {package}`, or name something else with \
+                 --only and --strategy",
                 python.display()
             ))),
         }
