@@ -64,8 +64,8 @@ tokens!(u8 u16 u32);
 /// let corpus = Tokens::<u8>::open(&path)?.vocabulary(256);
 /// let training = corpus.range(0..12)?.next_token(5)?;
 /// let (inputs, targets) = training.get(1, &mut Random::of_sample(0, 0, 0))?;
-/// assert_eq!(inputs, b" be o".map(i64::from)); // tokens 5..10
-/// assert_eq!(targets, b"be or".map(i64::from)); // each one later
+/// assert_eq!(inputs, b" or n".map(i64::from)); // tokens 5..10
+/// assert_eq!(targets, b"or no".map(i64::from)); // each one later
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Clone, Debug)]
