@@ -135,10 +135,10 @@ impl Lines {
             if self.course.failed() {
                 return None;
             }
-            if !self.splitter.is_open() {
-                if let Err(error) = self.open_at(0)? {
-                    return Some(Err(error));
-                }
+            if !self.splitter.is_open()
+                && let Err(error) = self.open_at(0)?
+            {
+                return Some(Err(error));
             }
             let start = self.splitter.offset();
             match self.splitter.next(keep) {
