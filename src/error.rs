@@ -213,7 +213,7 @@ impl Error {
     }
 
     /// Adds where a record comes from. Running out of memory is no matter of the record.
-    pub(crate) fn from_record(self, origin: impl FnOnce() -> crate::data::Origin) -> Self {
+    pub(crate) fn at_record(self, origin: impl FnOnce() -> crate::data::Origin) -> Self {
         match self {
             Self::Data { origin: known, problem, source } if known.is_empty() => {
                 Self::Data { origin: origin(), problem, source }

@@ -224,6 +224,43 @@ fn samples_of_tuples_arrays_and_lists_become_tensors() {
 }
 
 #[test]
+fn half_precision_numbers_keep_their_own_dtype() {
+    let _serial = serial();
+    use half::{bf16, f16};
+    let loader = Loader::new(numbers(2)).map(|n, _| {
+        let x = n as f32 + 0.5;
+        let array = memfit::data::Array::from_vec(vec![1], &[bf16::from_f32(x)])?;
+        Ok((f16::from_f32(x), bf16::from_f32(x), vec![bf16::from_f32(x); 2], array))
+    });
+    let batch = loader.batch(2).build().unwrap().next().unwrap().unwrap().batch;
+    let kinds = [batch.0.kind(), batch.1.kind(), batch.2.kind(), batch.3.kind()];
+    assert_eq!(kinds, [Kind::Half, Kind::BFloat16, Kind::BFloat16, Kind::BFloat16]);
+    assert_eq!(values(&batch.0), values(&batch.1));
+    assert_eq!((values(&batch.2), values(&batch.3)), (vec![0.5, 0.5, 1.5, 1.5], vec![0.5, 1.5]));
+    let loader = Loader::new(numbers(1)).map(|_, _| Ok(vec![bf16::from_f32(2.0)]));
+    let pad = memfit::data::Pad::to(2, bf16::from_f32(1.0));
+    let padded = loader.collate(pad).build().unwrap().next().unwrap().unwrap().batch.tokens;
+    assert_eq!((padded.kind(), values(&padded)), (Kind::BFloat16, vec![2.0, 1.0]));
+}
+
+#[test]
+fn an_epoch_that_cannot_be_begun_is_told_and_ends_and_is_tried_again() {
+    let _serial = serial();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lines");
+    let lines =
+        Loader::stream(memfit::data::Lines::of_file(&path)).map(|line, _| Ok(line.bytes().len() as i64));
+    let mut loader = lines.shuffle_buffer(2).batch(2).workers(1).build().unwrap();
+    for _ in 0..2 {
+        assert!(matches!(loader.next(), Some(Err(Error::Io { .. }))));
+        assert!(loader.next().is_none() && loader.epoch() == 0);
+    }
+    std::fs::write(&path, "1\n22\n333").unwrap();
+    let lens: Vec<u64> = loader.flat_map(|batch| ints(&batch.unwrap())).collect();
+    assert_eq!(lens, [1, 2, 3]);
+}
+
+#[test]
 fn a_bad_record_is_an_error_in_its_place_and_the_others_of_its_batch_follow() {
     let _serial = serial();
     for workers in [0, 3] {

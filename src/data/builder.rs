@@ -82,7 +82,9 @@ impl<R: Clone + Send + Sync + 'static> LoaderBuilder<StreamJob<R>, R> {
             settings: Settings::default(),
         }
     }
+}
 
+impl<R, S, C> LoaderBuilder<StreamJob<R>, S, C> {
     /// Records that [`shuffle`](LoaderBuilder::shuffle) holds and mixes at once; 10,000 unless set.
     ///
     /// The stream is shuffled block by block: each block of so many records is read, permuted and

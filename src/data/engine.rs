@@ -238,7 +238,7 @@ where
                     slot.give_up(&rows[done..], error);
                     break;
                 }
-                Err(error) => slot.refuse(*row, error.from_record(|| (self.pipeline.origin)(job))),
+                Err(error) => slot.refuse(*row, error.at_record(|| (self.pipeline.origin)(job))),
             }
         }
         let told = slot.leave(|partial, present| {

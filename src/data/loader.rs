@@ -27,6 +27,8 @@ pub struct Loader<B> {
     passed_over_here: u64,
     position: DataPosition,
     begun: bool,
+    /// It was told that the epoch cannot be begun.
+    refused: bool,
     /// What comes before anything new: errors of a batch, then the batch.
     waiting: VecDeque<Result<Sent<B>>>,
     /// Where batches go to a device.
@@ -121,6 +123,7 @@ impl<B: Transfer + Send + 'static> Loader<B> {
             passed_over_here: 0,
             position: DataPosition::default(),
             begun: false,
+            refused: false,
             waiting: VecDeque::new(),
         }
     }
@@ -208,10 +211,11 @@ impl<B: Transfer + Send + 'static> Loader<B> {
         let item = self.waiting.pop_front()?;
         let Some(mover) = &self.mover else { return Some(item.map(Sent::stays)) };
         let landed = item.and_then(|sent| mover.land(sent));
-        if self.waiting.is_empty() && self.engine.is_ready() {
-            if let Next::Batch(errors, batch, after) = self.engine.next(self.workers) {
-                self.take(errors, batch, after);
-            }
+        if self.waiting.is_empty()
+            && self.engine.is_ready()
+            && let Next::Batch(errors, batch, after) = self.engine.next(self.workers)
+        {
+            self.take(errors, batch, after);
         }
         Some(landed)
     }
@@ -235,8 +239,11 @@ impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
             }
             let ready = if self.begun { Ok(()) } else { self.begin() };
             if let Err(error) = ready.and_then(|()| self.start_threads()) {
-                return Some(Err(error));
+                // A loop that goes on after errors ends here, at the same epoch's start.
+                self.refused = !self.refused;
+                return self.refused.then_some(Err(error));
             }
+            self.refused = false;
             match self.engine.next(self.workers) {
                 Next::Batch(errors, batch, after) => self.take(errors, batch, after),
                 Next::Failed(error) => return Some(Err(error)),

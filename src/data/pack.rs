@@ -48,7 +48,7 @@ pub struct Pack<T> {
     value: T,
 }
 
-impl<T: Element + Copy> Pack<T> {
+impl<T: Element + Copy + 'static> Pack<T> {
     /// Rows of `length`, filled up with `value`.
     pub fn to(length: usize, value: T) -> Self {
         Self { length, value }
@@ -77,7 +77,7 @@ impl<T: Element + Copy> Pack<T> {
             documents[row].push(piece.len() as i64);
         }
         let size = [used.len() as i64, self.length as i64];
-        let mut filling = Filling::new(Tensor::f_empty(size, (T::KIND, Device::Cpu))?)?;
+        let mut filling = Filling::new(Tensor::f_empty(size, (bytes::kind_of::<T>(), Device::Cpu))?)?;
         let width = std::mem::size_of::<T>();
         for (piece, (row, at)) in pieces.iter().zip(laid) {
             filling.put((row * self.length + at) * width, bytes::of(piece));

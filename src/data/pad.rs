@@ -52,7 +52,7 @@ enum Longer {
     Cut,
 }
 
-impl<T: Element + Copy> Pad<T> {
+impl<T: Element + Copy + 'static> Pad<T> {
     /// To the length of the longest sample of each batch.
     pub fn to_longest(value: T) -> Self {
         Self { value, length: None, multiple: 1, longer: Longer::Refused }
@@ -97,7 +97,8 @@ impl<T: Element + Copy> Pad<T> {
         let length = self.length.unwrap_or(longest).next_multiple_of(self.multiple);
         let lengths: Vec<i64> = samples.clone().map(|sample| sample.len() as i64).collect();
         let size = [lengths.len() as i64, length as i64];
-        let mut filling = ffi::bytes::Filling::new(Tensor::f_empty(size, (T::KIND, Device::Cpu))?)?;
+        let mut filling =
+            ffi::bytes::Filling::new(Tensor::f_empty(size, (ffi::bytes::kind_of::<T>(), Device::Cpu))?)?;
         let padding = vec![self.value; length];
         let width = std::mem::size_of::<T>();
         for (row, sample) in samples.enumerate() {

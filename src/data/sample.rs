@@ -4,6 +4,7 @@ use tch::{Kind, Tensor};
 use super::buffers::{Buffers, Rows};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
+use crate::ffi::bytes::kind_of;
 use crate::step::Batch;
 
 /// What a record becomes before it is a row of a batch: numbers of one shape.
@@ -66,8 +67,8 @@ impl Array {
     ///
     /// # Errors
     /// A number of elements that the shape does not have.
-    pub fn from_vec<T: Element + Copy>(shape: Vec<i64>, numbers: &[T]) -> Result<Self> {
-        Self::from_bytes(T::KIND, shape, crate::ffi::bytes::of(numbers).to_vec())
+    pub fn from_vec<T: Element + Copy + 'static>(shape: Vec<i64>, numbers: &[T]) -> Result<Self> {
+        Self::from_bytes(kind_of::<T>(), shape, crate::ffi::bytes::of(numbers).to_vec())
     }
 
     /// The dtype.
@@ -117,11 +118,11 @@ macro_rules! number_samples {
             type Rows = Rows;
 
             fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Rows> {
-                buffers.rows(rows, <$number>::KIND, &[])
+                buffers.rows(rows, kind_of::<$number>(), &[])
             }
 
             fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-                rows.put(row, <$number>::KIND, &[], crate::ffi::bytes::of(std::slice::from_ref(self)))
+                rows.put(row, kind_of::<$number>(), &[], crate::ffi::bytes::of(std::slice::from_ref(self)))
             }
 
             fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
@@ -138,11 +139,11 @@ impl<T: Element + Copy + Send + 'static> Sample for Vec<T> {
     type Rows = Rows;
 
     fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Rows> {
-        buffers.rows(rows, T::KIND, &[self.len() as i64])
+        buffers.rows(rows, kind_of::<T>(), &[self.len() as i64])
     }
 
     fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-        rows.put(row, T::KIND, &[self.len() as i64], crate::ffi::bytes::of(self))
+        rows.put(row, kind_of::<T>(), &[self.len() as i64], crate::ffi::bytes::of(self))
     }
 
     fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
@@ -155,11 +156,11 @@ impl<T: Element + Copy + Send + 'static, const L: usize> Sample for [T; L] {
     type Rows = Rows;
 
     fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Rows> {
-        buffers.rows(rows, T::KIND, &[L as i64])
+        buffers.rows(rows, kind_of::<T>(), &[L as i64])
     }
 
     fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-        rows.put(row, T::KIND, &[L as i64], crate::ffi::bytes::of(self))
+        rows.put(row, kind_of::<T>(), &[L as i64], crate::ffi::bytes::of(self))
     }
 
     fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {

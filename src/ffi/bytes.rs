@@ -1,9 +1,19 @@
 //! The bytes of a contiguous tensor in CPU memory.
 
+use std::any::TypeId;
+
 use tch::kind::Element;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
+
+/// The dtype of a Rust type. tch takes bf16 for f16, which has as many bytes and other numbers.
+pub(crate) fn kind_of<T: Element + 'static>() -> Kind {
+    match TypeId::of::<T>() == TypeId::of::<half::bf16>() {
+        true => Kind::BFloat16,
+        false => T::KIND,
+    }
+}
 
 /// The bytes of numbers.
 pub(crate) fn of<T: Element + Copy>(numbers: &[T]) -> &[u8] {

@@ -34,9 +34,9 @@ impl<A: Source, B: Source> Source for Zip<A, B> {
 
     fn get(&self, index: u64, random: &mut Random) -> Result<Self::Sample> {
         let first = self.first.get(index, random);
-        let first = first.map_err(|error| error.from_record(|| self.first.origin(index)))?;
+        let first = first.map_err(|error| error.at_record(|| self.first.origin(index)))?;
         let second = self.second.get(index, random);
-        Ok((first, second.map_err(|error| error.from_record(|| self.second.origin(index)))?))
+        Ok((first, second.map_err(|error| error.at_record(|| self.second.origin(index)))?))
     }
 
     fn origin(&self, index: u64) -> Origin {
