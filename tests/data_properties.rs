@@ -59,9 +59,7 @@ impl Stream for Streamed {
     }
 
     fn mark(&self) -> Option<Mark> {
-        let mut mark = Mark::default();
-        mark.record = self.next;
-        Some(mark)
+        Some(Mark { record: self.next, ..Mark::default() })
     }
 }
 

@@ -150,7 +150,7 @@ struct Steps<R>(R, usize);
 impl<R: Read> Read for Steps<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.1 += 1 << 32;
-        if (self.1 >> 32) % 3 == 0 {
+        if (self.1 >> 32).is_multiple_of(3) {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let most = into.len().min(self.1 as u32 as usize);
@@ -245,7 +245,7 @@ fn resumes_everywhere(build: &dyn Fn(usize, usize) -> LoaderBuilder<StreamJob<Li
     let _ = epoch(&mut whole);
     let mut seen = vec![(whole.position(), 0)];
     let mut all = Vec::new();
-    while let Some(loaded) = whole.next() {
+    for loaded in &mut whole {
         let loaded = loaded.unwrap();
         all.extend(read(&loaded.batch));
         seen.push((loaded.position, all.len()));
@@ -551,7 +551,7 @@ fn compressed_data_takes_no_memory_of_its_length() {
         let mut loader = loader.build().unwrap();
         let before = resident();
         let (mut records, mut most) = (0, 0);
-        while let Some(loaded) = loader.next() {
+        for loaded in &mut loader {
             records += loaded.unwrap().batch.size()[0];
             if records % 100_000 == 0 {
                 most = most.max(resident());
@@ -923,7 +923,7 @@ fn rows_resume_with_exactly_those_that_remain() {
         let mut whole = build(header, 3);
         let mut seen = vec![(DataPosition::default(), 0)];
         let mut all = Vec::new();
-        while let Some(loaded) = whole.next() {
+        for loaded in &mut whole {
             let loaded = loaded.unwrap();
             all.extend(read(&loaded.batch));
             seen.push((loaded.position, all.len()));
