@@ -140,7 +140,7 @@ fn any_position_is_gone_on_from_with_any_batch_and_workers() {
     let whole: Vec<u64> = epoch(&mut load(50, |loader| loader.batch(7).shuffle(3))).concat();
     let mut loader = load(50, |loader| loader.batch(7).shuffle(3).workers(2).prefetch(4));
     let mut consumed = 0;
-    while let Some(batch) = loader.next() {
+    for batch in &mut loader {
         let batch = batch.unwrap();
         consumed += batch.rows() as usize;
         assert_eq!(batch.position.samples as usize, consumed);

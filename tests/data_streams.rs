@@ -795,6 +795,7 @@ fn a_file_that_changes_underneath_is_an_error() {
     let _ = epoch(&mut loader);
     write(&folder, "a", b"1\n");
     io_error(loader.next().unwrap().err(), "opening", &path, "the file has 2 bytes, it had 200000 bytes");
+    assert!(loader.next().is_none());
     std::fs::remove_file(&path).unwrap();
     io_error(loader.next().unwrap().err(), "opening", &path, "No such file");
 }

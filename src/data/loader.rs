@@ -15,7 +15,8 @@ use crate::step::DataPosition;
 /// Batches of an epoch, one after the other, made ahead by threads.
 ///
 /// An iterator of `Result<Loaded<B>>`. It ends where the epoch ends; the next call begins the next
-/// epoch, so that `for micro in training.try_windows(&mut loader)` is one epoch. See the
+/// epoch, so that `for micro in training.try_windows(&mut loader)` is one epoch. Where an epoch cannot
+/// be begun, an error and an end come, and the next call tries the same epoch again. See the
 /// [module](super).
 pub struct Loader<B> {
     engine: Arc<dyn Deliver<B>>,
