@@ -34,7 +34,8 @@ pub fn loader(
     let loader = Loader::new(files)
         .map(move |file, _| Ok((decode(&file.bytes, &tables)?, (file.index % 10) as i64)))
         .batch(batch)
-        .workers(workers);
+        .workers(workers)
+        .prefetch(crate::PREFETCH);
     Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
 }
 

@@ -1,7 +1,7 @@
 //! memfit's side of the section `data` of `cargo xtask peers`: a `Loader`, epoch by epoch.
 //!
 //! - `tokens FILE COUNT` writes a file of so many random 16-bit tokens.
-//! - `serve tokens|images PATH WORKERS REPEAT` reads lines: `epoch` runs a shuffled epoch and gives
+//! - `serve tokens|images PATH WORKERS REPEAT BATCH` reads lines: `epoch` runs a shuffled epoch and gives
 //!   `<seconds> <samples>`; `first FILE` writes the first batch of the data's own order to a file, number
 //!   by number, and gives `<samples>`; anything else ends it.
 //! - `training tokens|images PATH PAIRS` prints what loading beside it costs a training step.
@@ -25,8 +25,8 @@ use memfit::tch::Tensor;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Samples of a batch; the training step beside the pictures takes fewer.
-const BATCH: usize = 32;
+/// Batches that are made ahead: all workers make one together, so one keeps them busy.
+const PREFETCH: usize = 1;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         ["tokens", file, count] => {
             count.parse().map_err(Into::into).and_then(|n| tokens::write(file.as_ref(), n))
         }
-        ["serve", kind, path, workers, repeat] => serve(kind, path.as_ref(), workers, repeat),
+        ["serve", kind, path, rest @ ..] => serve(kind, path.as_ref(), rest),
         ["training", kind, path, pairs] => {
             pairs.parse().map_err(Into::into).and_then(|n| training(kind, path.as_ref(), n))
         }
@@ -50,17 +50,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(kind: &str, path: &Path, workers: &str, repeat: &str) -> Result<(), Failure> {
-    let (workers, repeat) = (workers.parse()?, repeat.parse()?);
+fn serve(kind: &str, path: &Path, numbers: &[&str]) -> Result<(), Failure> {
+    let numbers: Vec<usize> = numbers.iter().map(|number| number.parse()).collect::<Result<_, _>>()?;
+    let [workers, repeat, batch] = numbers[..] else { return Err("three numbers follow the path".into()) };
     let input = || std::io::stdin().lock().lines().map_while(Result::ok);
     match kind {
         "tokens" => {
             tokens::warm_up(path)?;
-            answer(input(), |shuffled| tokens::loader(path, BATCH, workers, shuffled))
+            answer(input(), |shuffled| tokens::loader(path, batch, workers, shuffled))
         }
         "images" => {
             images::warm_up(path)?;
-            answer(input(), |shuffled| images::loader(path, repeat, BATCH, workers, shuffled))
+            answer(input(), |shuffled| images::loader(path, repeat, batch, workers, shuffled))
         }
         _ => Err(format!("there is no data {kind}: tokens and images").into()),
     }
@@ -120,8 +121,8 @@ fn first(loader: &mut Pairs, file: &Path) -> Result<i64, Failure> {
 
 fn training(kind: &str, path: &Path, pairs: usize) -> Result<(), Failure> {
     match kind {
-        "tokens" => training::tokens(path, pairs, 30),
-        "images" => training::images(path, pairs, 10),
+        "tokens" => training::tokens(path, pairs, 15),
+        "images" => training::images(path, pairs, 6),
         _ => Err(format!("there is no data {kind}: tokens and images").into()),
     }
 }

@@ -24,7 +24,7 @@ pub fn write(path: &Path, count: u64) -> Result<(), Failure> {
 
 /// Rows of [`CONTEXT`] tokens, and the tokens that follow them.
 pub fn loader(path: &Path, batch: usize, workers: usize, shuffled: bool) -> Result<Pairs, Failure> {
-    let loader = Loader::new(rows(path)?).batch(batch).workers(workers);
+    let loader = Loader::new(rows(path)?).batch(batch).workers(workers).prefetch(crate::PREFETCH);
     Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
 }
 

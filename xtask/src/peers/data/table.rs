@@ -13,12 +13,13 @@ const STEP: f64 = 1.02;
 pub fn page(all: &[Measured], pairs: usize) -> String {
     let mut text = format!(
         "\n## Loading data\n\n\
-         `Loader` beside PyTorch's `DataLoader`: the same files, the same transforms, batches of 32, shuffled, whole \
+         `Loader` beside PyTorch's `DataLoader`: the same files, the same transforms, batches of 32 or as said, shuffled, whole \
          epochs in turns ({pairs} pairs). Tokens are rows of 256 and the tokens that follow them, 64-bit, from \
          a file of 16-bit ones: read by position, in PyTorch mapped by numpy. Pictures are JPEG files of 500×375, decoded, \
          resized to 224×224 (bilinear, antialiased) and normalised: by `zune-jpeg` and `fast_image_resize`, in PyTorch by \
          Pillow and as torchvision's transforms do it. Speed is samples a second over the faster of PyTorch's two. \
-         Extra memory is what the process and its workers hold at the epochs' peak (proportional set size) beyond \
+         memfit prefetches one batch, PyTorch two per \
+         worker, its default. Extra memory is what the process and its workers hold at the epochs' peak (proportional set size) beyond \
          what they held before the loader was made: of all pages, and of those that are no file's.\n\n\
          | data | side | workers | speed | extra MB | without file pages |\n\
          | --- | --- | --- | --- | --- | --- |\n"
@@ -28,8 +29,8 @@ pub fn page(all: &[Measured], pairs: usize) -> String {
         "\nA training step on one thread with batches from a loader of one worker, over the same step with batches \
          in memory ({STEP_PAIRS} pairs):\n\n| data | time |\n| --- | --- |\n"
     );
-    all.iter()
-        .for_each(|measured| text += &format!("| {} | {} |\n", measured.data.words, measured.step.shown));
+    let stepped = all.iter().filter(|measured| !measured.step.shown.is_empty());
+    stepped.for_each(|measured| text += &format!("| {} | {} |\n", measured.data.words, measured.step.shown));
     text += "\n";
     for measured in all {
         let (words, difference) = (measured.data.words, measured.difference);
@@ -104,7 +105,7 @@ fn faster(measured: &Measured, memfit: bool) -> Option<&Row> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DATA, Step};
+    use super::super::{PICTURES, Step};
     use super::*;
     use crate::peers::measure::Spread;
     use crate::peers::resident::Resident;
@@ -117,7 +118,7 @@ mod tests {
     fn measured(rows: Vec<Row>, ratio: f64) -> Measured {
         let step =
             Step { ratio, shown: format!("{ratio:.3} (x)"), others: vec!["a step takes 20 ms".to_owned()] };
-        Measured { data: DATA[1], rows, difference: 0.0125, step }
+        Measured { data: PICTURES, rows, difference: 0.0125, step }
     }
 
     #[test]
