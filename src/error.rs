@@ -226,6 +226,11 @@ impl Error {
         }
     }
 
+    /// Whether it is one record's own, so that others follow.
+    pub(crate) fn is_of_record(&self) -> bool {
+        matches!(self, Self::Data { .. })
+    }
+
     /// Whether memory ran out, and everything is as before.
     pub fn is_out_of_memory(&self) -> bool {
         match self {

@@ -493,3 +493,194 @@ fn whatever_allocation_fails_no_sample_is_lost() {
         assert!(failed > 20, "{failed}");
     }
 }
+
+#[test]
+fn what_was_made_ahead_is_no_reason_for_a_batch_not_to_fit() {
+    let _serial = serial();
+    let row = 1 << 20;
+    let loader = Loader::new(numbers(12)).map(move |n, _| {
+        // The second batch comes last.
+        std::thread::sleep(Duration::from_millis(if n % 3 == 1 { 20 } else { 0 }));
+        Ok(vec![n as u8; row])
+    });
+    let mut loader = loader.batch(1).workers(3).prefetch(4).build().unwrap();
+    let _limit = memfit::memory::Limit::new(live() + 2 * row as u64 + 1000).unwrap();
+    let mut held = loader.next().unwrap().unwrap();
+    for index in 1..12 {
+        let next = loader.next().unwrap().unwrap();
+        assert_eq!(values(&next.select(1, 7)), [f64::from(index)]);
+        held = next;
+    }
+    drop(held);
+}
+
+#[test]
+fn a_batch_whose_storage_was_exchanged_is_not_written_to_again() {
+    let _serial = serial();
+    let loader = Loader::new(numbers(60)).map(|n, _| Ok(vec![n; 64]));
+    let mut kept = Vec::new();
+    for batch in loader.batch(4).workers(2).build().unwrap() {
+        let mut batch = batch.unwrap().batch;
+        assert_eq!(batch.select(1, 63).max().int64_value(&[]), kept.len() as i64 * 4 + 3);
+        // libtorch gives the storage, which the loader shares, other memory.
+        let _ = batch.resize_([4096, 64]);
+        kept.push(());
+    }
+    assert_eq!(kept.len(), 15);
+}
+
+#[test]
+fn an_origin_that_panics_ends_no_loader() {
+    struct Nameless;
+    impl Source for Nameless {
+        type Sample = i64;
+
+        fn len(&self) -> u64 {
+            4
+        }
+
+        fn get(&self, index: u64, _: &mut Random) -> Result<i64> {
+            if index == 1 { Err(Error::data("bad")) } else { Ok(index as i64) }
+        }
+
+        fn origin(&self, _: u64) -> memfit::data::Origin {
+            panic!("no name")
+        }
+    }
+    let _serial = serial();
+    std::panic::set_hook(Box::new(|_| {}));
+    for workers in [0, 2] {
+        let items: Vec<_> = Loader::new(Nameless).batch(2).workers(workers).build().unwrap().collect();
+        assert_eq!(items.len(), 3);
+        assert_eq!(items[0].as_ref().unwrap_err().to_string(), "the data: bad");
+    }
+    let _ = std::panic::take_hook();
+}
+
+#[test]
+fn operators_in_a_transform_stay_on_their_thread() {
+    let _serial = serial();
+    memfit::tch::set_num_threads(2);
+    let loader = Loader::new(numbers(8)).map(|n, _| {
+        let sum = Tensor::f_ones([1 << 16], (Kind::Float, memfit::tch::Device::Cpu))?.f_sum(Kind::Float)?;
+        assert_eq!(sum.f_double_value(&[])?, 65536.0);
+        Ok((n, i64::from(memfit::tch::get_num_threads())))
+    });
+    for batch in loader.batch(2).workers(2).build().unwrap() {
+        assert_eq!(values(&batch.unwrap().batch.1), [1.0, 1.0]);
+    }
+    assert_eq!(memfit::tch::get_num_threads(), 2, "the training's own are as before");
+}
+
+#[test]
+fn the_first_row_decides_the_shape_whoever_comes_first() {
+    let _serial = serial();
+    for workers in [0, 1, 4] {
+        let loader = Loader::new(numbers(8)).map(|n, _| {
+            // The odd one comes first.
+            std::thread::sleep(Duration::from_millis(if n == 5 { 0 } else { 5 }));
+            Ok(vec![n; if n == 5 { 3 } else { 2 }])
+        });
+        let mut loader = loader.batch(8).workers(workers).pass_over(9).build().unwrap();
+        let batch = loader.next().unwrap().unwrap();
+        assert_eq!(ints(&batch.select(1, 0)), [0, 1, 2, 3, 4, 6, 7]);
+        assert_eq!(loader.passed_over(), 1);
+    }
+}
+
+#[test]
+fn what_is_no_records_own_is_never_passed_over() {
+    let _serial = serial();
+    let loader = Loader::new(numbers(4)).batch(2).pass_over(u64::MAX);
+    let mut loader =
+        loader.collate_with(|_: &[&i64]| -> Result<Tensor> { Err(Error::data("no")) }).build().unwrap();
+    assert_eq!(loader.by_ref().filter(Result::is_err).count(), 2);
+    assert_eq!(loader.passed_over(), 0);
+    let packed = Loader::new(numbers(4)).map(|n, _| Ok(vec![n])).collate(memfit::data::Pack::to(0, 0_i64));
+    assert!(matches!(packed.build(), Err(Error::Config { .. })));
+}
+
+#[test]
+fn bad_records_are_counted_by_epoch_also_after_a_seek() {
+    let _serial = serial();
+    let source = || Numbers { len: 12, bad: |index| index < 6 };
+    let mut loader = Loader::new(source()).batch(4).pass_over(6).build().unwrap();
+    assert!(loader.by_ref().all(|batch| batch.is_ok()));
+    let mut next = loader.position();
+    next.epoch = 5;
+    loader.seek(next).unwrap();
+    assert!(loader.by_ref().all(|batch| batch.is_ok()));
+    assert_eq!((loader.passed_over(), loader.epoch()), (12, 6));
+}
+
+/// Records that take a while, and an end by an error.
+struct Slow {
+    next: u64,
+    ends: u64,
+}
+
+impl memfit::data::Stream for Slow {
+    type Record = i64;
+
+    fn begin(&mut self, _: u64, _: Option<memfit::Mark>) -> Result<()> {
+        self.next = 0;
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Result<(i64, memfit::data::Origin)>> {
+        std::thread::sleep(Duration::from_millis(1));
+        self.next += 1;
+        let gone = std::io::Error::other("the line is dead");
+        Some(if self.next > self.ends {
+            Err(Error::Io { action: "reading", path: "a line".into(), source: gone })
+        } else {
+            Ok((self.next as i64, memfit::data::Origin::default()))
+        })
+    }
+}
+
+#[test]
+fn dropping_does_not_wait_for_a_shuffle_buffer_to_fill() {
+    let _serial = serial();
+    let slow = Slow { next: 0, ends: u64::MAX };
+    let loader = Loader::stream(slow).shuffle_buffer(500).shuffle(1).batch(250).workers(1);
+    let mut loader = loader.prefetch(3).build().unwrap();
+    // The first block is given out and the second one, of half a second, has begun.
+    assert!(loader.next().unwrap().is_ok() && loader.next().unwrap().is_ok());
+    std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
+    drop(loader);
+    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+}
+
+#[test]
+fn the_records_before_a_fatal_error_come_before_it() {
+    let _serial = serial();
+    for workers in [0, 2] {
+        let stream = Loader::stream(Slow { next: 0, ends: 5 }).batch(3).workers(workers);
+        let mut loader = stream.build().unwrap();
+        assert_eq!(ints(&loader.next().unwrap().unwrap()), [1, 2, 3]);
+        assert_eq!(ints(&loader.next().unwrap().unwrap()), [4, 5]);
+        assert!(matches!(loader.next(), Some(Err(Error::Io { .. }))));
+        assert!(loader.next().is_none());
+    }
+}
+
+#[test]
+fn a_loader_that_waits_for_a_pipe_still_answers() {
+    let _serial = serial();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let lines = memfit::data::Lines::of_pipe(reader);
+    let loader = Loader::stream(lines).map(|line, _| Ok(line.bytes().len() as i64));
+    let mut loader = loader.batch(1).workers(1).build().unwrap();
+    std::io::Write::write_all(&mut &writer, b"abc\n").unwrap();
+    assert_eq!(ints(&loader.next().unwrap().unwrap()), [3]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(loader.samples(), None);
+    // A refused seek touches nothing.
+    let mut position = loader.position();
+    position.order = 12;
+    assert!(loader.seek(position).is_err());
+    std::io::Write::write_all(&mut &writer, b"ab\n").unwrap();
+    assert_eq!(ints(&loader.next().unwrap().unwrap()), [2]);
+}

@@ -48,6 +48,15 @@ fn padding_fills_up_to_the_longest_or_to_a_length() {
 }
 
 #[test]
+fn a_batch_of_empty_lists_has_no_next_tokens() {
+    let _serial = serial();
+    let loader = Loader::new(Documents(vec![0, 0])).batch(2).collate(Pad::to_longest(0));
+    let batch = loader.build().unwrap().next().unwrap().unwrap();
+    let next = batch.next_token(-100).unwrap();
+    assert_eq!((batch.tokens.size(), next.inputs.size(), next.count), (vec![2, 0], vec![2, 0], 0));
+}
+
+#[test]
 fn what_is_longer_than_rows_is_told_or_cut() {
     let _serial = serial();
     let load = |pad| Loader::new(Documents(vec![2, 4])).batch(2).collate(pad).build().unwrap();

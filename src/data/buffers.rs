@@ -68,16 +68,21 @@ impl Buffers {
             Some(buffer) => buffer,
             None => new(rows, kind, shape)?,
         };
-        Ok(Rows { buffer: Some(buffer), rows, bytes, home: self.clone() })
+        Ok(Rows { buffer: Some(buffer), rows, bytes, home: self.clone(), moved_up: false })
     }
 
     /// A buffer that is free; those that are free and of no use go.
     fn take(&self, rows: usize, kind: Kind, shape: &[i64]) -> Option<Buffer> {
         let mut kept = self.lock();
         kept.buffers.retain(|buffer| buffer.has_room(rows, kind, shape) || !buffer.is_free());
-        let at =
-            kept.buffers.iter().position(|buffer| buffer.has_room(rows, kind, shape) && buffer.is_free())?;
-        Some(kept.buffers.swap_remove(at))
+        let serves = |buffer: &Buffer| buffer.has_room(rows, kind, shape) && buffer.is_free();
+        while let Some(at) = kept.buffers.iter().position(serves) {
+            let mut buffer = kept.buffers.swap_remove(at);
+            if buffer.filling.is_whole() {
+                return Some(buffer);
+            }
+        }
+        None
     }
 
     fn give_back(&self, buffer: Buffer) {
@@ -108,6 +113,8 @@ pub struct Rows {
     /// Of one row.
     bytes: usize,
     home: Buffers,
+    /// The rows that are there stand one after another.
+    moved_up: bool,
 }
 
 impl Rows {
@@ -130,18 +137,20 @@ impl Rows {
         Err(Error::data(format!("row {row} of a batch of {}", self.rows)))
     }
 
-    /// The batch's tensor, `[rows, shape…]`, with only the rows that are `present`.
+    /// The batch's tensor, `[rows, shape…]`, with only the rows that are `present`, in ascending
+    /// order; they move up in its memory. No sample comes after it.
     ///
     /// # Errors
-    /// Out of memory, where rows are missing and the others move up.
-    pub fn batch(&self, present: &[usize]) -> Result<Tensor> {
-        let Some(buffer) = &self.buffer else { return Err(Error::data("no rows")) };
-        let all = buffer.filling.new_value().f_narrow(0, 0, self.rows as i64)?;
-        if present.len() == self.rows {
-            return Ok(all);
+    /// libtorch's.
+    pub fn batch(&mut self, present: &[usize]) -> Result<Tensor> {
+        let Some(buffer) = &mut self.buffer else { return Err(Error::data("no rows")) };
+        if !self.moved_up {
+            self.moved_up = true;
+            for (to, from) in present.iter().enumerate() {
+                buffer.filling.move_up(from * self.bytes, to * self.bytes, self.bytes);
+            }
         }
-        let index: Vec<i64> = present.iter().map(|row| *row as i64).collect();
-        Ok(all.f_index_select(0, &Tensor::f_from_slice(&index)?)?)
+        Ok(buffer.filling.new_value().f_narrow(0, 0, present.len() as i64)?)
     }
 }
 

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use tch::Device;
 
@@ -18,12 +19,15 @@ use crate::step::Batch;
 /// J is what a worker starts from, S the sample that it makes, C how samples become a batch.
 #[must_use = "a loader begins with build()"]
 pub struct LoaderBuilder<J, S, C = Stacked> {
-    feed: Box<dyn FnOnce(Deal, u64) -> Box<dyn Feed<Job = J>>>,
+    feed: Box<Plan<J>>,
     decode: Box<super::engine::Decode<J, S>>,
     origin: Box<dyn Fn(&J) -> Origin + Send + Sync>,
     collate: C,
     settings: Settings,
 }
+
+/// Makes a feed that deals records so, with a shuffle buffer of so many, until it is to stop.
+type Plan<J> = dyn FnOnce(Deal, u64, Arc<AtomicBool>) -> Box<dyn Feed<Job = J>>;
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
@@ -63,7 +67,7 @@ impl<S: Send + 'static> LoaderBuilder<u64, S> {
         let source = Arc::new(source);
         let (reader, namer, len) = (source.clone(), source.clone(), source.len());
         Self {
-            feed: Box::new(move |deal, _| Box::new(Numbers::new(len, deal))),
+            feed: Box::new(move |deal, _, _| Box::new(Numbers::new(len, deal))),
             decode: Box::new(move |index, random| reader.get(*index, random)),
             origin: Box::new(move |index| namer.origin(*index)),
             collate: Stacked,
@@ -75,7 +79,7 @@ impl<S: Send + 'static> LoaderBuilder<u64, S> {
 impl<R: Clone + Send + Sync + 'static> LoaderBuilder<StreamJob<R>, R> {
     pub(super) fn of_stream<O: Stream<Record = R>>(stream: O) -> Self {
         Self {
-            feed: Box::new(move |deal, buffer| Box::new(Records::new(stream, deal, buffer))),
+            feed: Box::new(move |deal, buffer, stop| Box::new(Records::new(stream, deal, buffer, stop))),
             decode: Box::new(|job, _| Ok(job.record.clone())),
             origin: Box::new(|job| job.origin.clone()),
             collate: Stacked,
@@ -201,6 +205,7 @@ where
     /// is not there.
     pub fn build(self) -> Result<Loader<C::Batch>> {
         self.check()?;
+        self.collate.check()?;
         let Self { feed, decode, origin, collate, settings } = self;
         let Settings { deal, buffer, seed, workers, prefetch, bad, device } = settings;
         let mover = Mover::to(device)?;
@@ -214,7 +219,11 @@ where
             seed: seed.or(deal.shuffle).unwrap_or_default(),
         };
         let share = deal.batch.div_ceil(2 * workers.max(1));
-        let engine = Engine::new(pipeline, feed(deal, buffer as u64), prefetch, share);
+        // The batch on its way to a device is one that was made ahead.
+        let prefetch = if mover.is_some() { prefetch.saturating_sub(1).max(1) } else { prefetch };
+        let stop = Arc::new(AtomicBool::new(false));
+        let feed = feed(deal, buffer as u64, stop.clone());
+        let engine = Engine::new(pipeline, feed, stop, prefetch, share);
         Ok(Loader::over(Arc::new(engine), workers, bad, mover))
     }
 

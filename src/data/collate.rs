@@ -17,6 +17,20 @@ pub trait Collate<S>: Send + Sync + 'static {
     /// What the training gets.
     type Batch: Batch + Transfer + Send + 'static;
 
+    /// Asked once, when the loader is built.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) for a setting out of its range.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the first sample that comes decides which others fit. Where one then does not, the
+    /// batch is made anew in the order of its rows, so that the same ones fit each time.
+    fn first_decides(&self) -> bool {
+        false
+    }
+
     /// Begins a batch of up to `rows` samples like `first`.
     ///
     /// # Errors
@@ -56,6 +70,10 @@ impl<S: Sample> Collate<S> for Stacked {
 
     fn end(&self, partial: &mut S::Rows, present: &[usize]) -> Result<S::Batch> {
         S::batch(partial, present)
+    }
+
+    fn first_decides(&self) -> bool {
+        true
     }
 }
 

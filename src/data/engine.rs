@@ -8,7 +8,7 @@ use tch::Device;
 use super::buffers::Buffers;
 use super::collate::Collate;
 use super::feed::Feed;
-use super::slot::{Front, Share, Slot};
+use super::slot::{Done, Front, Share, Slot};
 use super::{Interrupt, Origin, Random, transfer};
 use crate::error::{Error, Result};
 use crate::step::DataPosition;
@@ -31,12 +31,16 @@ pub(super) struct Engine<J, S, C: Collate<S>> {
     pipeline: Pipeline<J, S, C>,
     feed: Mutex<Box<dyn Feed<Job = J>>>,
     interrupt: Interrupt,
+    /// Which order positions count in.
+    order: u64,
+    /// Samples of an epoch, where that is known.
+    samples: Option<u64>,
     work: Mutex<Work<J, S, C>>,
     /// Workers wait for work.
     more: Condvar,
     /// The consumer waits for the batch in front.
     ready: Condvar,
-    stopped: AtomicBool,
+    stopped: Arc<AtomicBool>,
     prefetch: usize,
     /// Rows that a worker takes at once.
     share: usize,
@@ -52,20 +56,22 @@ struct Work<J, S, C: Collate<S>> {
     generation: u64,
     /// The consumer knows that the batch in front did not fit.
     told: bool,
+    /// Nothing else is made until the batch in front is.
+    tight: bool,
     /// What ended the epoch before its end.
     failed: Option<Error>,
 }
 
 /// One thing to do.
 enum Task<J, S, C: Collate<S>> {
-    Fill(Arc<Slot<J, S, C>>, Vec<usize>),
+    Fill(Arc<Slot<J, S, C>>, Share),
     Plan(u64),
 }
 
 /// What the consumer gets.
 pub(super) enum Next<B> {
-    /// Errors of records, in their order, and the batch of the others.
-    Batch(Vec<Error>, Option<B>, DataPosition),
+    /// With the position after it.
+    Batch(Done<B>, DataPosition),
     /// Memory ran out, and the batch is still there; or the source panicked, and the epoch ends.
     Failed(Error),
     EpochEnds,
@@ -80,6 +86,7 @@ where
     pub(super) fn new(
         pipeline: Pipeline<J, S, C>,
         feed: Box<dyn Feed<Job = J>>,
+        stopped: Arc<AtomicBool>,
         prefetch: usize,
         share: usize,
     ) -> Self {
@@ -89,16 +96,19 @@ where
             ended: true,
             generation: 0,
             told: false,
+            tight: false,
             failed: None,
         };
         Self {
             pipeline,
             interrupt: feed.interrupt(),
+            order: feed.order(),
+            samples: feed.samples(),
             feed: Mutex::new(feed),
             work: Mutex::new(work),
             more: Condvar::new(),
             ready: Condvar::new(),
-            stopped: AtomicBool::new(false),
+            stopped,
             prefetch,
             share,
         }
@@ -119,7 +129,7 @@ where
             work.generation += 1;
             work.building.clear();
             work.ended = true;
-            work.told = false;
+            (work.told, work.tight) = (false, false);
             work.failed = None;
         }
         let mut feed = self.lock_feed();
@@ -131,12 +141,12 @@ where
 
     /// Which order positions count in.
     pub(super) fn order(&self) -> u64 {
-        self.lock_feed().order()
+        self.order
     }
 
     /// Samples of an epoch, where that is known.
     pub(super) fn samples(&self) -> Option<u64> {
-        self.lock_feed().samples()
+        self.samples
     }
 
     /// Whether the next batch is there already.
@@ -168,26 +178,31 @@ where
     pub(super) fn work(&self) {
         crate::ffi::threads::alone();
         let _role = crate::memory::Role::Other.scope();
-        while !self.is_stopped() {
+        loop {
             let mut work = self.lock();
+            // Under the lock: whoever stops has then not yet asked who is in a read.
+            if self.is_stopped() {
+                return;
+            }
             match self.task(&mut work) {
                 Some(task) => {
                     drop(work);
                     self.run(task);
                 }
-                None if self.is_stopped() => return,
                 None => drop(self.more.wait(work)),
             }
         }
     }
 
     fn task(&self, work: &mut Work<J, S, C>) -> Option<Task<J, S, C>> {
-        for slot in &work.building {
-            if let Share::Rows(rows) = slot.share(self.share) {
-                return Some(Task::Fill(slot.clone(), rows));
+        let most = if work.tight { 1 } else { usize::MAX };
+        for slot in work.building.iter().take(most) {
+            if let Some(share) = slot.share(self.share) {
+                return Some(Task::Fill(slot.clone(), share));
             }
         }
-        if work.feeding || work.ended || work.building.len() >= self.prefetch {
+        let full = work.tight || work.building.len() >= self.prefetch;
+        if work.feeding || work.ended || full {
             return None;
         }
         work.feeding = true;
@@ -196,7 +211,7 @@ where
 
     fn run(&self, task: Task<J, S, C>) {
         match task {
-            Task::Fill(slot, rows) => self.fill(&slot, &rows),
+            Task::Fill(slot, share) => self.fill(&slot, &share),
             Task::Plan(generation) => self.plan(generation),
         }
     }
@@ -222,26 +237,30 @@ where
         self.ready.notify_all();
     }
 
-    fn fill(&self, slot: &Slot<J, S, C>, rows: &[usize]) {
+    fn fill(&self, slot: &Slot<J, S, C>, share: &Share) {
         let Pipeline { collate, buffers, .. } = &self.pipeline;
-        for (done, row) in rows.iter().enumerate() {
+        for (done, row) in share.rows.iter().enumerate() {
             if self.is_stopped() {
                 return;
             }
             let Some(Some((place, job))) = slot.jobs.get(*row) else { continue };
             let sample = self.sample(job, slot.after.epoch, *place);
-            let put = sample
-                .and_then(|sample| caught("collating a batch", || slot.put(*row, sample, collate, buffers)));
+            let put = sample.and_then(|sample| {
+                caught("collating a batch", || slot.put(share, *row, sample, collate, buffers))
+            });
             match put {
                 Ok(()) => {}
                 Err(error) if error.is_out_of_memory() => {
-                    slot.give_up(&rows[done..], error);
+                    slot.give_up(share, &share.rows[done..], error);
                     break;
                 }
-                Err(error) => slot.refuse(*row, error.at_record(|| (self.pipeline.origin)(job))),
+                Err(error) => {
+                    let origin = caught("naming a record", || Ok((self.pipeline.origin)(job)));
+                    slot.refuse(share, *row, error.at_record(|| origin.unwrap_or_default()));
+                }
             }
         }
-        let told = slot.leave(|partial, present| {
+        let told = slot.leave(share, |partial, present| {
             caught("collating a batch", || {
                 let batch = collate.end(partial, present)?;
                 match self.pipeline.device {
@@ -266,32 +285,25 @@ where
     pub(super) fn next(&self, workers: usize) -> Next<C::Batch> {
         let mut work = self.lock();
         // Told of a batch that did not fit, the consumer comes again.
-        let mut tried = work.told;
-        if std::mem::take(&mut work.told) {
-            work.building.iter().for_each(|slot| slot.feed_again());
-            self.more.notify_all();
-        }
+        let mut tried = std::mem::take(&mut work.told) && self.make_room(&mut work);
         loop {
             let front = work.building.front().cloned();
             match front.as_ref().map(|slot| slot.front()) {
-                Some(Front::Done(errors, batch)) => {
+                Some(Front::Done(done)) => {
                     let after = front.map(|slot| slot.after).unwrap_or_default();
                     work.building.pop_front();
+                    work.tight = false;
+                    work.building.iter().for_each(|slot| slot.feed_again());
                     drop(work);
                     self.more.notify_all();
-                    return Next::Batch(errors, batch, after);
+                    return Next::Batch(done, after);
                 }
                 Some(Front::Starved) => match front.filter(|_| tried).and_then(|slot| slot.tell()) {
                     Some(error) => {
                         work.told = true;
                         return Next::Failed(error);
                     }
-                    None => {
-                        // What was built before it is gone by now, so it may fit.
-                        tried = true;
-                        work.building.iter().for_each(|slot| slot.feed_again());
-                        self.more.notify_all();
-                    }
+                    None => tried = self.make_room(&mut work),
                 },
                 None if work.ended && !work.feeding => {
                     return work.failed.take().map_or(Next::EpochEnds, Next::Failed);
@@ -300,6 +312,19 @@ where
             }
             work = self.wait_or_work(work, workers);
         }
+    }
+
+    /// Lets the batch in front try again, once those behind it hold nothing: what was made ahead is
+    /// no reason for it not to fit. False while a worker still has some of it.
+    fn make_room(&self, work: &mut Work<J, S, C>) -> bool {
+        work.tight = true;
+        let behind = work.building.iter().skip(1);
+        let free = behind.fold(true, |free, slot| slot.hold() && free);
+        if free {
+            work.building.front().inspect(|slot| slot.feed_again());
+            self.more.notify_all();
+        }
+        free
     }
 
     fn wait_or_work<'a>(

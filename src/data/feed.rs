@@ -9,7 +9,7 @@ pub(super) trait Feed: Send {
     /// What a worker turns into a sample.
     type Job: Send + Sync + 'static;
 
-    /// Goes to a position; its epoch is planned from there on.
+    /// Goes to a position of its order; its epoch is planned from there on.
     fn begin(&mut self, from: DataPosition) -> Result<()>;
 
     /// The next batch; `None` at the epoch's end.
@@ -81,18 +81,17 @@ impl Deal {
         let seed = self.shuffle.map_or(0, |seed| mix(seed.wrapping_add(1)) | 1);
         (mix(seed ^ mix(of)) >> 2) | 1
     }
+}
 
-    /// Refuses a position of another order.
-    pub(super) fn check(&self, from: DataPosition, order: u64) -> Result<()> {
-        if from.order == order || from == (DataPosition { epoch: from.epoch, ..DataPosition::default() }) {
-            return Ok(());
-        }
-        let problem =
-            "the data position is of another order: the seed of the shuffle, the number of records, \
-                       the files or the shuffle buffer differ"
-                .to_owned();
-        Err(Error::State { problems: vec![problem] })
+/// Refuses a position of another order.
+pub(super) fn check(from: DataPosition, order: u64) -> Result<()> {
+    if from.order == order || from == (DataPosition { epoch: from.epoch, ..DataPosition::default() }) {
+        return Ok(());
     }
+    let problem = "the data position is of another order: the seed of the shuffle, the number of records, \
+                   the files or the shuffle buffer differ"
+        .to_owned();
+    Err(Error::State { problems: vec![problem] })
 }
 
 /// The records of a [`Source`](super::Source), by their numbers.
@@ -115,7 +114,6 @@ impl Feed for Numbers {
 
     fn begin(&mut self, from: DataPosition) -> Result<()> {
         let order = self.order();
-        self.deal.check(from, order)?;
         self.order = match self.deal.shuffle {
             Some(seed) => Order::shuffled(self.len, seed, from.epoch),
             None => Order::sequential(self.len),

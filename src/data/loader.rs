@@ -5,7 +5,9 @@ use std::thread::JoinHandle;
 use super::builder::LoaderBuilder;
 use super::collate::Collate;
 use super::engine::{Engine, Next};
+use super::feed;
 use super::loaded::Loaded;
+use super::slot::Done;
 use super::stream_feed::StreamJob;
 use super::transfer::{Mover, Sent, Transfer};
 use super::{Source, Stream};
@@ -31,9 +33,19 @@ pub struct Loader<B> {
     /// It was told that the epoch cannot be begun.
     refused: bool,
     /// What comes before anything new: errors of a batch, then the batch.
-    waiting: VecDeque<Result<Sent<B>>>,
+    waiting: VecDeque<Waiting<B>>,
     /// Where batches go to a device.
     mover: Option<Mover<B>>,
+}
+
+/// What is given next.
+enum Waiting<B> {
+    /// With the position to go on from, where it is the last of its batch.
+    Error(Error, Option<DataPosition>),
+    /// On the host.
+    Batch(Loaded<B>),
+    /// On its way to the device.
+    Sent(Sent<B>),
 }
 
 /// What becomes of a record that cannot be used.
@@ -158,11 +170,13 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     /// [`Error::State`] for a position of another order; those of opening the files. The loader is
     /// then where it was, at the start of what was not given yet.
     pub fn seek(&mut self, position: DataPosition) -> Result<()> {
-        // What was made ahead is gone either way.
+        feed::check(position, self.engine.order())?;
+        // What was made ahead is gone from here on, whether the files can be opened or not.
+        self.waiting.clear();
         self.begun = false;
         self.engine.begin(position)?;
         self.position = DataPosition { order: self.engine.order(), ..position };
-        self.waiting.clear();
+        self.passed_over_here = 0;
         self.begun = true;
         Ok(())
     }
@@ -170,7 +184,9 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     fn begin(&mut self) -> Result<()> {
         self.engine.begin(self.position)?;
         self.begun = true;
-        self.passed_over_here = 0;
+        if self.position.samples == 0 {
+            self.passed_over_here = 0;
+        }
         Ok(())
     }
 
@@ -185,46 +201,81 @@ impl<B: Transfer + Send + 'static> Loader<B> {
         Ok(())
     }
 
-    /// Errors first, each in its place, then the batch of the other records.
-    fn take(&mut self, errors: Vec<Error>, batch: Option<B>, after: DataPosition) {
-        for error in errors {
+    /// Errors of records first, each in its place, then the batch of the others, then what ends it.
+    fn take(&mut self, done: Done<B>, after: DataPosition) {
+        let Done { errors, batch, own } = done;
+        let (of_records, fatal): (Vec<_>, Vec<_>) = errors.into_iter().partition(Error::is_of_record);
+        for error in of_records {
             match self.bad {
-                Bad::PassOver { most } if self.passed_over_here < most && is_records(&error) => {
+                Bad::PassOver { most } if self.passed_over_here < most => {
                     tracing::warn!(%error, "a record was passed over");
                     self.passed_over += 1;
                     self.passed_over_here += 1;
                 }
-                _ => self.waiting.push_back(Err(error)),
+                _ => self.waiting.push_back(Waiting::Error(error, None)),
             }
         }
-        if let Some(batch) = batch {
-            let loaded = Loaded { batch, position: after };
-            let sent = match &self.mover {
-                None => Ok(Sent::here(loaded)),
-                Some(mover) => mover.send(loaded),
-            };
-            self.waiting.push_back(sent);
+        self.waiting.extend(batch.map(|batch| Waiting::Batch(Loaded { batch, position: after })));
+        self.waiting.extend(own.into_iter().chain(fatal).map(|error| Waiting::Error(error, None)));
+        if let Some(Waiting::Error(_, position)) = self.waiting.back_mut() {
+            *position = Some(after);
         }
     }
 
     /// Gives what waits first, and sends the next batch on its way where it is ready.
     fn give(&mut self) -> Option<Result<Loaded<B>>> {
-        let item = self.waiting.pop_front()?;
-        let Some(mover) = &self.mover else { return Some(item.map(Sent::stays)) };
-        let landed = item.and_then(|sent| mover.land(sent));
-        if self.waiting.is_empty()
-            && self.engine.is_ready()
-            && let Next::Batch(errors, batch, after) = self.engine.next(self.workers)
-        {
-            self.take(errors, batch, after);
+        let item = match self.waiting.pop_front()? {
+            Waiting::Error(error, after) => {
+                self.position = after.unwrap_or(self.position);
+                Err(error)
+            }
+            Waiting::Sent(sent) => self.land(sent),
+            Waiting::Batch(loaded) => match self.send(loaded) {
+                Ok(Waiting::Sent(sent)) => self.land(sent),
+                Ok(Waiting::Batch(loaded)) => Ok(loaded),
+                Ok(Waiting::Error(error, _)) | Err(error) => Err(error),
+            },
+        };
+        if let Ok(loaded) = &item {
+            self.position = loaded.position;
+            self.send_ahead();
         }
-        Some(landed)
+        Some(item)
     }
-}
 
-/// Whether an error is one record's own.
-fn is_records(error: &Error) -> bool {
-    matches!(error, Error::Data { .. })
+    /// Queues a batch's copy to the device, where it is to go to one; where that fails it waits in
+    /// front again.
+    fn send(&mut self, loaded: Loaded<B>) -> Result<Waiting<B>> {
+        let Some(mover) = &self.mover else { return Ok(Waiting::Batch(loaded)) };
+        match mover.send(&loaded) {
+            Ok(sent) => Ok(Waiting::Sent(sent)),
+            Err(error) => {
+                self.waiting.push_front(Waiting::Batch(loaded));
+                Err(error)
+            }
+        }
+    }
+
+    fn land(&self, sent: Sent<B>) -> Result<Loaded<B>> {
+        self.mover.as_ref().map_or_else(|| Err(Error::data("no device")), |mover| mover.land(sent))
+    }
+
+    fn send_ahead(&mut self) {
+        if self.mover.is_none() || !self.waiting.is_empty() || !self.engine.is_ready() {
+            return;
+        }
+        if let Next::Batch(done, after) = self.engine.next(self.workers) {
+            self.take(done, after);
+        }
+        if let Some(Waiting::Batch(loaded)) =
+            self.waiting.pop_front_if(|item| matches!(item, Waiting::Batch(_)))
+        {
+            // One that does not fit yet is tried again, and told of, when it is asked for.
+            if let Ok(sent) = self.send(loaded) {
+                self.waiting.push_front(sent);
+            }
+        }
+    }
 }
 
 impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
@@ -233,9 +284,6 @@ impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(item) = self.give() {
-                if let Ok(loaded) = &item {
-                    self.position = loaded.position;
-                }
                 return Some(item);
             }
             let ready = if self.begun { Ok(()) } else { self.begin() };
@@ -246,7 +294,7 @@ impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
             }
             self.refused = false;
             match self.engine.next(self.workers) {
-                Next::Batch(errors, batch, after) => self.take(errors, batch, after),
+                Next::Batch(done, after) => self.take(done, after),
                 Next::Failed(error) => return Some(Err(error)),
                 Next::EpochEnds => {
                     self.position =

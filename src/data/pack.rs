@@ -109,10 +109,14 @@ impl<T: Element + Copy + Send + Sync + 'static> Collate<Vec<T>> for Pack<T> {
     type Partial = Waiting<Vec<T>>;
     type Batch = Packed;
 
-    fn begin(&self, rows: usize, _: &Vec<T>, _: &Buffers) -> Result<Self::Partial> {
-        if self.length == 0 {
-            return Err(Error::config("Pack::to", "rows of length 0; at least 1"));
+    fn check(&self) -> Result<()> {
+        match self.length {
+            0 => Err(Error::config("Pack::to", "rows of length 0; at least 1")),
+            _ => Ok(()),
         }
+    }
+
+    fn begin(&self, rows: usize, _: &Vec<T>, _: &Buffers) -> Result<Self::Partial> {
         Ok(Waiting::new(rows))
     }
 

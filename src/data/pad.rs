@@ -136,6 +136,10 @@ where
     type Partial = (Waiting<Vec<T>>, U::Rows);
     type Batch = (Padded, U::Batch);
 
+    fn first_decides(&self) -> bool {
+        true
+    }
+
     fn begin(&self, rows: usize, first: &(Vec<T>, U), buffers: &Buffers) -> Result<Self::Partial> {
         Ok((Waiting::new(rows), first.1.rows(rows, buffers)?))
     }
@@ -149,7 +153,7 @@ where
     }
 
     fn end(&self, partial: &mut Self::Partial, present: &[usize]) -> Result<Self::Batch> {
-        Ok((self.batch(partial.0.present())?, U::batch(&partial.1, present)?))
+        Ok((self.batch(partial.0.present())?, U::batch(&mut partial.1, present)?))
     }
 }
 
@@ -179,7 +183,9 @@ impl Padded {
     /// # Errors
     /// libtorch's.
     pub fn next_token(&self, ignore: i64) -> Result<Shifted> {
-        let follows = self.mask()?.f_narrow(1, 1, (self.tokens.size()[1] - 1).max(0))?;
+        let width = self.tokens.size()[1];
+        let followed = (width - 1).max(0);
+        let follows = self.mask()?.f_narrow(1, width - followed, followed)?;
         let count = self.lengths.iter().map(|length| (length - 1).max(0) as u64).sum();
         shifted(&self.tokens, &follows, ignore, count)
     }

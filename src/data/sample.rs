@@ -40,7 +40,7 @@ pub trait Sample: Send + 'static {
     ///
     /// # Errors
     /// Out of memory.
-    fn batch(rows: &Self::Rows, present: &[usize]) -> Result<Self::Batch>;
+    fn batch(rows: &mut Self::Rows, present: &[usize]) -> Result<Self::Batch>;
 }
 
 /// Numbers of any dtype and shape, on the heap and not in libtorch's hands.
@@ -106,7 +106,7 @@ impl Sample for Array {
         rows.put(row, self.kind, &self.shape, &self.bytes)
     }
 
-    fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
+    fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
         rows.batch(present)
     }
 }
@@ -125,7 +125,7 @@ macro_rules! number_samples {
                 rows.put(row, kind_of::<$number>(), &[], crate::ffi::bytes::of(std::slice::from_ref(self)))
             }
 
-            fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
+            fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
                 rows.batch(present)
             }
         }
@@ -146,7 +146,7 @@ impl<T: Element + Copy + Send + 'static> Sample for Vec<T> {
         rows.put(row, kind_of::<T>(), &[self.len() as i64], crate::ffi::bytes::of(self))
     }
 
-    fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
+    fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
         rows.batch(present)
     }
 }
@@ -163,7 +163,7 @@ impl<T: Element + Copy + Send + 'static, const L: usize> Sample for [T; L] {
         rows.put(row, kind_of::<T>(), &[L as i64], crate::ffi::bytes::of(self))
     }
 
-    fn batch(rows: &Rows, present: &[usize]) -> Result<Tensor> {
+    fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
         rows.batch(present)
     }
 }
@@ -183,8 +183,8 @@ macro_rules! tuple_samples {
                 Ok(())
             }
 
-            fn batch(rows: &Self::Rows, present: &[usize]) -> Result<Self::Batch> {
-                Ok(($($part::batch(&rows.$index, present)?,)*))
+            fn batch(rows: &mut Self::Rows, present: &[usize]) -> Result<Self::Batch> {
+                Ok(($($part::batch(&mut rows.$index, present)?,)*))
             }
         }
     };

@@ -16,14 +16,18 @@ pub(super) struct Slot<J, S, C: Collate<S>> {
 
 struct State<S, C: Collate<S>> {
     partial: Option<C::Partial>,
-    /// Rows up to here were handed out.
-    next: usize,
-    /// Rows to be handed out again.
-    again: Vec<usize>,
+    /// Rows to be handed out, the next one last.
+    todo: Vec<usize>,
     /// Workers on it now.
     running: usize,
+    /// Bumped where rows are begun anew: what workers bring of before is void.
+    round: u64,
+    /// One worker takes all rows in their order, so that the first one decides the shape.
+    ordered: bool,
     present: Vec<usize>,
     errors: Vec<(usize, Error)>,
+    /// The batch's own error.
+    own: Option<Error>,
     standing: Standing<C::Batch>,
 }
 
@@ -33,6 +37,8 @@ enum Standing<B> {
     Starved(Error),
     /// The starvation was told; the next look at it tries again.
     Told,
+    /// It holds nothing, so that the batch in front of it has room.
+    Held,
     Ending,
     /// `None` where no row is left.
     Done(Option<B>),
@@ -44,14 +50,23 @@ pub(super) enum Front<B> {
     Waits,
     /// Memory ran out.
     Starved,
-    /// Errors of rows, in their order, and the batch of the others.
-    Done(Vec<Error>, Option<B>),
+    Done(Done<B>),
 }
 
-/// What a worker is to do.
-pub(super) enum Share {
-    Nothing,
-    Rows(Vec<usize>),
+/// A batch that is complete.
+pub(super) struct Done<B> {
+    /// Of rows, in their order.
+    pub(super) errors: Vec<Error>,
+    /// The other rows.
+    pub(super) batch: Option<B>,
+    /// Why the batch as a whole could not be made.
+    pub(super) own: Option<Error>,
+}
+
+/// Rows for one worker, which gives each back by `put`, `refuse` or `give_up` and then calls `leave`.
+pub(super) struct Share {
+    pub(super) rows: Vec<usize>,
+    round: u64,
 }
 
 impl<J, S, C: Collate<S>> Slot<J, S, C> {
@@ -69,15 +84,18 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
                 }
             })
             .collect();
-        let state = State {
+        let mut state = State {
             partial: None,
-            next: 0,
-            again: Vec::new(),
+            todo: Vec::new(),
             running: 0,
+            round: 0,
+            ordered: false,
             present: Vec::with_capacity(jobs.len()),
             errors,
+            own: None,
             standing: Standing::Filling,
         };
+        state.begin_anew(jobs.len());
         Self { after, jobs, state: Mutex::new(state) }
     }
 
@@ -85,69 +103,85 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` rows for one worker, which gives each back by `put` or `give_up` and then
-    /// calls `leave`.
-    pub(super) fn share(&self, most: usize) -> Share {
+    /// Up to `most` rows, or none where all are in and the batch is to be ended.
+    pub(super) fn share(&self, most: usize) -> Option<Share> {
         let mut state = self.lock();
-        if !matches!(state.standing, Standing::Filling) {
-            return Share::Nothing;
+        let busy = state.running > 0 && (state.todo.is_empty() || state.ordered);
+        if busy || !matches!(state.standing, Standing::Filling) {
+            return None;
         }
-        let mut rows = Vec::new();
-        while rows.len() < most.max(1) {
-            let row = match state.again.pop() {
-                Some(row) => row,
-                None if state.next < self.jobs.len() => {
-                    state.next += 1;
-                    state.next - 1
-                }
-                None => break,
-            };
-            if self.jobs[row].is_some() {
-                rows.push(row);
-            }
-        }
-        // Where all rows are in, what is left is to end it.
-        if rows.is_empty() && state.running > 0 {
-            return Share::Nothing;
-        }
+        let most = if state.ordered { usize::MAX } else { most.max(1) };
+        let from = state.todo.len().saturating_sub(most);
+        let rows = state.todo.drain(from..).rev().collect();
         state.running += 1;
-        Share::Rows(rows)
+        Some(Share { rows, round: state.round })
     }
 
     /// Takes a row's sample.
-    pub(super) fn put(&self, row: usize, sample: S, collate: &C, buffers: &Buffers) -> Result<()> {
+    pub(super) fn put(
+        &self,
+        share: &Share,
+        row: usize,
+        sample: S,
+        collate: &C,
+        buffers: &Buffers,
+    ) -> Result<()> {
         let mut state = self.lock();
-        let partial = match &mut state.partial {
-            Some(partial) => partial,
-            none => none.insert(collate.begin(self.jobs.len(), &sample, buffers)?),
+        if state.round != share.round {
+            return Ok(());
+        }
+        let put = match &mut state.partial {
+            Some(partial) => collate.put(partial, row, sample),
+            none => collate.begin(self.jobs.len(), &sample, buffers).and_then(|partial| {
+                let partial = none.insert(partial);
+                collate.put(partial, row, sample)
+            }),
         };
-        collate.put(partial, row, sample)?;
-        state.present.push(row);
-        Ok(())
+        match put {
+            // Whoever came first has decided what fits; that must not be chance.
+            Err(error) if !error.is_out_of_memory() && collate.first_decides() && !state.ordered => {
+                state.ordered = true;
+                state.begin_anew(self.jobs.len());
+                Ok(())
+            }
+            Err(error) => Err(error),
+            Ok(()) => {
+                state.present.push(row);
+                Ok(())
+            }
+        }
     }
 
     /// A row has an error instead of a sample.
-    pub(super) fn refuse(&self, row: usize, error: Error) {
-        self.lock().errors.push((row, error));
+    pub(super) fn refuse(&self, share: &Share, row: usize, error: Error) {
+        let mut state = self.lock();
+        if state.round == share.round {
+            state.errors.push((row, error));
+        }
     }
 
     /// Memory ran out: these rows are for later.
-    pub(super) fn give_up(&self, rows: &[usize], error: Error) {
+    pub(super) fn give_up(&self, share: &Share, rows: &[usize], error: Error) {
         let mut state = self.lock();
-        state.again.extend_from_slice(rows);
-        state.standing = Standing::Starved(error);
+        if state.round == share.round {
+            state.todo.extend(rows.iter().rev());
+            state.standing = Standing::Starved(error);
+        }
     }
 
     /// A worker has done its share; the last one ends the batch. True where the consumer has
     /// something to see.
-    pub(super) fn leave(&self, end: impl FnOnce(&mut C::Partial, &[usize]) -> Result<C::Batch>) -> bool {
+    pub(super) fn leave(
+        &self,
+        share: &Share,
+        end: impl FnOnce(&mut C::Partial, &[usize]) -> Result<C::Batch>,
+    ) -> bool {
         let mut state = self.lock();
         state.running -= 1;
-        if matches!(state.standing, Standing::Starved(_)) {
+        if !matches!(state.standing, Standing::Filling) {
             return state.running == 0;
         }
-        let all = state.next == self.jobs.len() && state.again.is_empty() && state.running == 0;
-        if !all || !matches!(state.standing, Standing::Filling) {
+        if state.running > 0 || !state.todo.is_empty() || state.round != share.round {
             return false;
         }
         state.present.sort_unstable();
@@ -157,19 +191,23 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         };
         // Ending may take long: whoever looks for work meanwhile does not wait for it.
         state.standing = Standing::Ending;
-        let present = std::mem::take(&mut state.present);
+        state.running = 1;
+        let present = state.present.clone();
         drop(state);
         let ended = end(&mut partial, &present);
         let mut state = self.lock();
+        state.running = 0;
+        if matches!(state.standing, Standing::Held) {
+            return true;
+        }
         state.standing = match ended {
             Ok(batch) => Standing::Done(Some(batch)),
             Err(error) if error.is_out_of_memory() => {
                 state.partial = Some(partial);
-                state.present = present;
                 Standing::Starved(error)
             }
             Err(error) => {
-                state.errors.push((self.jobs.len(), error));
+                state.own = Some(error);
                 Standing::Done(None)
             }
         };
@@ -180,7 +218,7 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
     pub(super) fn front(&self) -> Front<C::Batch> {
         let mut state = self.lock();
         match &state.standing {
-            Standing::Starved(_) if state.running == 0 => return Front::Starved,
+            Standing::Starved(_) | Standing::Told if state.running == 0 => return Front::Starved,
             Standing::Done(_) => {}
             _ => return Front::Waits,
         }
@@ -188,7 +226,8 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         let batch = if let Standing::Done(batch) = standing { batch } else { None };
         let mut errors = std::mem::take(&mut state.errors);
         errors.sort_by_key(|(row, _)| *row);
-        Front::Done(errors.into_iter().map(|(_, error)| error).collect(), batch)
+        let errors = errors.into_iter().map(|(_, error)| error).collect();
+        Front::Done(Done { errors, batch, own: state.own.take() })
     }
 
     /// Whether the batch is there.
@@ -208,11 +247,34 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         }
     }
 
-    /// Lets workers try again after memory ran out.
+    /// Lets workers go on after memory ran out, here or in front of it.
     pub(super) fn feed_again(&self) {
         let mut state = self.lock();
-        if matches!(state.standing, Standing::Starved(_) | Standing::Told) {
+        if matches!(state.standing, Standing::Starved(_) | Standing::Told | Standing::Held) {
             state.standing = Standing::Filling;
         }
+    }
+
+    /// Lets go of what it holds, to be made anew later, so that the batch in front has room. False
+    /// while a worker still has some of it.
+    pub(super) fn hold(&self) -> bool {
+        let mut state = self.lock();
+        if !matches!(state.standing, Standing::Held) {
+            state.begin_anew(self.jobs.len());
+            state.standing = Standing::Held;
+        }
+        state.running == 0
+    }
+}
+
+impl<S, C: Collate<S>> State<S, C> {
+    /// All rows but those that have an error are to be done.
+    fn begin_anew(&mut self, rows: usize) {
+        let refused: Vec<usize> = self.errors.iter().map(|(row, _)| *row).collect();
+        self.partial = None;
+        self.present.clear();
+        self.own = None;
+        self.todo = (0..rows).rev().filter(|row| !refused.contains(row)).collect();
+        self.round += 1;
     }
 }

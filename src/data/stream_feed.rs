@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::feed::{Deal, Feed, Planned, Planned1};
 use super::order::Order;
 use super::random::mix;
@@ -26,6 +29,8 @@ pub(super) struct Records<S: Stream> {
     failed: Option<Error>,
     /// The stream is at its end, whatever it would say.
     ended: bool,
+    /// The loader is dropped: nobody waits for what is read.
+    stop: Arc<AtomicBool>,
 }
 
 type Read<S> = Result<StreamJob<<S as Stream>::Record>>;
@@ -38,7 +43,7 @@ pub struct StreamJob<R> {
 }
 
 impl<S: Stream> Records<S> {
-    pub(super) fn new(stream: S, deal: Deal, buffer: u64) -> Self {
+    pub(super) fn new(stream: S, deal: Deal, buffer: u64, stop: Arc<AtomicBool>) -> Self {
         let block = if deal.shuffle.is_some() { buffer.max(1) } else { 1 };
         Self {
             stream,
@@ -51,16 +56,17 @@ impl<S: Stream> Records<S> {
             start_mark: None,
             failed: None,
             ended: false,
+            stop,
         }
     }
 
     /// The next record of the stream. An error that is no record's own ends it.
     fn read(&mut self) -> Option<Read<S>> {
-        if self.ended {
+        if self.is_over() {
             return None;
         }
         match self.stream.next() {
-            Some(Err(error)) if !is_records(&error) => {
+            Some(Err(error)) if !error.is_of_record() => {
                 self.fail(error);
                 None
             }
@@ -129,16 +135,16 @@ impl<S: Stream> Records<S> {
     }
 
     fn skip(&mut self) -> Result<bool> {
-        if !self.ended {
+        if !self.is_over() {
             self.ended = !self.stream.skip()?;
         }
         Ok(!self.ended)
     }
-}
 
-/// Whether an error is one record's own, and others follow.
-fn is_records(error: &Error) -> bool {
-    matches!(error, Error::Data { .. })
+    fn is_over(&mut self) -> bool {
+        self.ended |= self.stop.load(Ordering::Acquire);
+        self.ended
+    }
 }
 
 impl<S: Stream> Feed for Records<S> {
@@ -146,7 +152,6 @@ impl<S: Stream> Feed for Records<S> {
 
     fn begin(&mut self, from: DataPosition) -> Result<()> {
         let order = self.order();
-        self.deal.check(from, order)?;
         self.stream.begin(from.epoch, from.mark)?;
         self.held.clear();
         (self.failed, self.ended) = (None, false);

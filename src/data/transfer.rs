@@ -57,19 +57,7 @@ pub(super) fn pinned<B: Transfer>(batch: &B, device: Device) -> Result<B> {
 /// A batch that may still be on its way.
 pub(super) struct Sent<B> {
     loaded: Loaded<B>,
-    copied: Option<Event>,
-}
-
-impl<B> Sent<B> {
-    /// One that stays where it is.
-    pub(super) fn here(loaded: Loaded<B>) -> Self {
-        Self { loaded, copied: None }
-    }
-
-    /// The batch, where nothing moves.
-    pub(super) fn stays(self) -> Loaded<B> {
-        self.loaded
-    }
+    copied: Event,
 }
 
 impl<B: Transfer> Mover<B> {
@@ -83,26 +71,24 @@ impl<B: Transfer> Mover<B> {
     }
 
     /// Queues the copy behind those before it; the training's own stream is not waited for.
-    pub(super) fn send(&self, loaded: Loaded<B>) -> Result<Sent<B>> {
+    pub(super) fn send(&self, loaded: &Loaded<B>) -> Result<Sent<B>> {
         let guard = self.stream.enter()?;
         let batch = loaded.batch.map_tensors(&mut |tensor: &Tensor| {
             Ok(tensor.f_to_device_(self.device, tensor.kind(), true, false)?)
         })?;
-        let copied = Some(self.stream.record()?);
+        let copied = self.stream.record()?;
         drop(guard);
-        Ok(Sent { loaded: Loaded { batch, ..loaded }, copied })
+        Ok(Sent { loaded: Loaded { batch, position: loaded.position }, copied })
     }
 
     /// The batch, for what this thread queues from now on.
     pub(super) fn land(&self, sent: Sent<B>) -> Result<Loaded<B>> {
-        if let Some(copied) = sent.copied {
-            let current = Stream::current(self.device)?;
-            current.wait(&copied)?;
-            let _same = sent.loaded.batch.map_tensors(&mut |tensor: &Tensor| {
-                current.uses(tensor)?;
-                Ok(tensor.shallow_clone())
-            })?;
-        }
+        let current = Stream::current(self.device)?;
+        current.wait(&sent.copied)?;
+        let _same = sent.loaded.batch.map_tensors(&mut |tensor: &Tensor| {
+            current.uses(tensor)?;
+            Ok(tensor.shallow_clone())
+        })?;
         Ok(sent.loaded)
     }
 }

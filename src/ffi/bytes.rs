@@ -40,14 +40,35 @@ impl Filling {
         Ok(Self { tensor, data, length })
     }
 
+    /// Looks up the memory again, after others had the tensor: they may have given its storage other
+    /// bytes. False where it has not enough any more.
+    pub(crate) fn is_whole(&mut self) -> bool {
+        match place(&self.tensor) {
+            Ok((data, length)) if super::storage::nbytes(&self.tensor) >= length => {
+                (self.data, self.length) = (data, length);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Moves bytes to a smaller offset.
+    pub(crate) fn move_up(&mut self, from: usize, to: usize, bytes: usize) {
+        if bytes == 0 || from <= to || from.checked_add(bytes).is_none_or(|end| end > self.length) {
+            return;
+        }
+        // SAFETY: both ranges lie in the tensor's memory, as in `put`; they may overlap.
+        unsafe { std::ptr::copy(self.data.add(from), self.data.add(to), bytes) };
+    }
+
     /// Copies bytes to `offset`; false where they would not fit.
     pub(crate) fn put(&mut self, offset: usize, bytes: &[u8]) -> bool {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > self.length) {
             return false;
         }
         if !bytes.is_empty() {
-            // SAFETY: the range lies in the tensor's memory, which lives as long as the tensor; it is
-            // ours alone and no Rust reference to it exists.
+            // SAFETY: the range lies in the tensor's memory, which lives as long as the tensor and was
+            // looked up since others had it; it is ours alone and no Rust reference to it exists.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(offset), bytes.len()) };
         }
         true

@@ -1,5 +1,6 @@
 #include "parallel.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
@@ -32,6 +33,8 @@ void memfit::parallel(int64_t count, c10::function_ref<void(int64_t, int64_t)> b
 
 void mf_threads_alone() noexcept {
   // libtorch's loops ask OpenMP, which keeps the number per thread; whichever OpenMP it came with.
+  // The first loop of a thread sets the number that the process has; after this one has, no more.
+  (void)at::get_num_threads();
   using Setter = void (*)(int);
   auto set = reinterpret_cast<Setter>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
   if (set != nullptr) set(1);
