@@ -2,7 +2,8 @@
 //! positioned reads, through it over a mapping, and from a file read whole.
 //!
 //! `cargo run --release --example loader_memory -- docs/charts/loader-resident.svg` makes the picture of
-//! `docs/data.md`. Each epoch has a process of its own, watched by a `Monitor` whose file is drawn at the end.
+//! `docs/data.md`; without a name a small one goes to `target/loader_memory.svg`. Each epoch has a process
+//! of its own, watched by a `Monitor` whose file is drawn at the end.
 
 use std::error::Error;
 use std::fs::File;
@@ -29,7 +30,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let ran = match words[..] {
-        [] => small(),
+        // With a budget that takes no time.
+        [] => draw("target/loader_memory.svg".as_ref(), 1 << 20),
         [picture] => draw(picture.as_ref(), 64 << 20),
         [way, file, lines, budget] => budget
             .parse()
@@ -44,12 +46,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// With a budget of 1 MiB, into a folder that goes away.
-fn small() -> Result<(), Failure> {
-    let folder = tempfile::tempdir()?;
-    draw(&folder.path().join("memory.svg"), 1 << 20)
 }
 
 fn draw(picture: &Path, budget: u64) -> Result<(), Failure> {

@@ -149,7 +149,7 @@ pub enum Error {
     #[error("{origin}: {problem}")]
     Data {
         /// Which record.
-        origin: crate::data::Origin,
+        origin: crate::origin::Origin,
         /// What is wrong with it.
         problem: String,
         /// The failure behind it, if there is one.
@@ -209,11 +209,11 @@ impl Error {
 
     /// A record that cannot be used; the [`Loader`](crate::data::Loader) adds where it comes from.
     pub fn data(problem: impl Into<String>) -> Self {
-        Self::Data { origin: crate::data::Origin::default(), problem: problem.into(), source: None }
+        Self::Data { origin: crate::origin::Origin::default(), problem: problem.into(), source: None }
     }
 
     /// Adds where a record comes from. Running out of memory is no matter of the record.
-    pub(crate) fn at_record(self, origin: impl FnOnce() -> crate::data::Origin) -> Self {
+    pub(crate) fn at_record(self, origin: impl FnOnce() -> crate::origin::Origin) -> Self {
         match self {
             Self::Data { origin: known, problem, source } if known.is_empty() => {
                 Self::Data { origin: origin(), problem, source }

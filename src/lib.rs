@@ -10,6 +10,7 @@ pub mod loss;
 pub mod memory;
 pub mod offload;
 pub mod optim;
+mod origin;
 pub mod rng;
 pub mod saved;
 pub mod snapshot;

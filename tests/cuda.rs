@@ -138,8 +138,8 @@ fn a_monitor_and_the_report_have_the_device_s_figures() {
     let gpu = report.gpus.iter().find(|gpu| gpu.device == device).unwrap();
     assert!(gpu.free < gpu.total, "{report}");
     let monitor = memfit::memory::Monitor::every(std::time::Duration::from_secs(60)).start().unwrap();
-    let sample = monitor.latest();
-    let seen = sample.devices.iter().find(|seen| seen.device == device).unwrap();
+    let reading = monitor.latest();
+    let seen = reading.devices.iter().find(|seen| seen.device == device).unwrap();
     assert!(seen.live >= 4 * held.numel() as u64 && seen.reserved >= seen.live, "{seen:?}");
     monitor.stop().unwrap();
     drop(held);

@@ -129,7 +129,7 @@ fn adamw(vs: &nn::VarStore) -> AdamW {
     AdamW::new(vs, AdamWConfig::default()).unwrap()
 }
 
-/// Rows, and rows of the sample: as many as run, fewer, one.
+/// Rows, and rows of the batch: as many as run, fewer, one.
 #[test]
 fn where_bytes_are_a_part_per_row_the_peak_is_right_to_the_byte() {
     let _guard = serial();
@@ -282,10 +282,10 @@ fn rows_that_do_not_fit_are_told_by_half_of_them() {
     let offload = CpuOffload::activations().disk(std::env::temp_dir());
     let mut training = Stack::of(&vs, adamw(&vs)).with(offload).build().unwrap();
     let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).f_square()?.f_mean(Kind::Float)?, x.size()[0]));
-    let sample = Tensor::randn([512, 64], CPU);
-    let all = training.estimate(&sample, 512, loss).unwrap();
+    let batch = Tensor::randn([512, 64], CPU);
+    let all = training.estimate(&batch, 512, loss).unwrap();
     let limit = Limit::new(live() + (all.peak - live()) * 3 / 4).unwrap();
-    let half = training.estimate(&sample, 512, loss).unwrap();
+    let half = training.estimate(&batch, 512, loss).unwrap();
     drop(limit);
     assert_eq!(all.how, How::Ran);
     assert_ne!(half.how, How::Ran);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use memfit::memory::{self, Monitor, MonitorSummary, ResidentChart, Sample};
+use memfit::memory::{self, Monitor, MonitorSummary, Reading, ResidentChart};
 use memfit::rng::Generators;
 use memfit::{Error, Result};
 use serde_json::Value;
@@ -49,16 +49,16 @@ fn it_sees_live_bytes_come_and_go() {
     assert_eq!((summary.devices[0].live, summary.devices[0].peak), (before.live + 4_000_000, peak));
 }
 
-/// A peak between two samples is the allocator's own, so it is in the summary.
+/// A peak between two readings is the allocator's own, so it is in the summary.
 #[test]
-fn a_peak_between_samples_is_not_lost() {
+fn a_peak_between_readings_is_not_lost() {
     let _guard = serial();
     memory::reset_peak(Device::Cpu).unwrap();
     let monitor = Monitor::every(NEVER).start().unwrap();
     let live = support::live();
     drop(Tensor::zeros([1_000_000], CPU));
     let summary = monitor.stop().unwrap();
-    assert_eq!((summary.samples, summary.devices[0].live), (2, live));
+    assert_eq!((summary.readings, summary.devices[0].live), (2, live));
     assert_eq!(summary.devices[0].peak, live + 4_000_000);
 }
 
@@ -67,69 +67,69 @@ fn a_peak_between_samples_is_not_lost() {
 fn its_figures_are_the_system_s() {
     let _guard = serial();
     let monitor = Monitor::every(NEVER).start().unwrap();
-    let sample = monitor.latest();
+    let reading = monitor.latest();
     let report = memory::system_report().unwrap();
     let resident = memory::resident().unwrap();
     let near = |a: u64, b: u64| a.abs_diff(b) < 1 << 30;
-    assert_eq!(sample.ram_total, Some(report.ram.total));
-    assert!(near(sample.ram_available.unwrap(), report.ram.available), "{sample:?}");
-    assert!(near(sample.swap_used.unwrap(), report.swap.used));
-    assert!(sample.resident.unwrap().anonymous.abs_diff(resident.anonymous) < 64 << 20);
-    assert_eq!(sample.cgroup.map(|group| group.limit), report.cgroup.map(|group| group.limit));
+    assert_eq!(reading.ram_total, Some(report.ram.total));
+    assert!(near(reading.ram_available.unwrap(), report.ram.available), "{reading:?}");
+    assert!(near(reading.swap_used.unwrap(), report.swap.used));
+    assert!(reading.resident.unwrap().anonymous.abs_diff(resident.anonymous) < 64 << 20);
+    assert_eq!(reading.cgroup.map(|group| group.limit), report.cgroup.map(|group| group.limit));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    assert!(now.saturating_sub(sample.unix) < Duration::from_secs(60), "{sample:?}");
+    assert!(now.saturating_sub(reading.unix) < Duration::from_secs(60), "{reading:?}");
     monitor.stop().unwrap();
 }
 
 #[test]
-fn the_file_has_a_line_per_sample() {
+fn the_file_has_a_line_per_reading() {
     let _guard = serial();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.jsonl");
-    let (sender, samples) = mpsc::channel();
-    let config = Monitor::every(SOON).write_json_lines(&path).on_sample(move |sample| {
-        let _ = sender.send(sample.clone());
+    let (sender, readings) = mpsc::channel();
+    let config = Monitor::every(SOON).write_json_lines(&path).on_reading(move |reading| {
+        let _ = sender.send(reading.clone());
     });
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().samples >= 5);
+    until(|| monitor.summary().readings >= 5);
     let summary = monitor.stop().unwrap();
-    let (samples, lines): (Vec<Sample>, _) = (samples.iter().collect(), lines(&path));
-    assert_eq!((samples.len(), lines.len()), (summary.samples as usize, summary.samples as usize));
-    for (sample, line) in samples.iter().zip(&lines) {
-        assert_eq!(line["seconds"].as_f64(), Some(sample.time.as_micros() as f64 / 1e6));
-        assert_eq!(line["unix_seconds"].as_f64(), Some(sample.unix.as_micros() as f64 / 1e6));
+    let (readings, lines): (Vec<Reading>, _) = (readings.iter().collect(), lines(&path));
+    assert_eq!((readings.len(), lines.len()), (summary.readings as usize, summary.readings as usize));
+    for (reading, line) in readings.iter().zip(&lines) {
+        assert_eq!(line["seconds"].as_f64(), Some(reading.time.as_micros() as f64 / 1e6));
+        assert_eq!(line["unix_seconds"].as_f64(), Some(reading.unix.as_micros() as f64 / 1e6));
         assert_eq!(line["devices"][0]["device"], "cpu");
-        assert_eq!(line["devices"][0]["live"].as_u64(), Some(sample.devices[0].live));
-        assert_eq!(line["devices"][0]["peak"].as_u64(), Some(sample.devices[0].peak));
-        assert_eq!(line["devices"][0]["reserved"].as_u64(), Some(sample.devices[0].reserved));
-        assert_eq!(line["resident"]["anonymous"].as_u64(), sample.resident.map(|own| own.anonymous));
-        assert_eq!(line["ram_available"].as_u64(), sample.ram_available);
-        assert_eq!(line["swap_used"].as_u64(), sample.swap_used);
-        assert_eq!(line["cgroup"]["usage"].as_u64(), sample.cgroup.map(|group| group.usage));
+        assert_eq!(line["devices"][0]["live"].as_u64(), Some(reading.devices[0].live));
+        assert_eq!(line["devices"][0]["peak"].as_u64(), Some(reading.devices[0].peak));
+        assert_eq!(line["devices"][0]["reserved"].as_u64(), Some(reading.devices[0].reserved));
+        assert_eq!(line["resident"]["anonymous"].as_u64(), reading.resident.map(|own| own.anonymous));
+        assert_eq!(line["ram_available"].as_u64(), reading.ram_available);
+        assert_eq!(line["swap_used"].as_u64(), reading.swap_used);
+        assert_eq!(line["cgroup"]["usage"].as_u64(), reading.cgroup.map(|group| group.usage));
     }
-    let times: Vec<Duration> = samples.iter().map(|sample| sample.time).collect();
+    let times: Vec<Duration> = readings.iter().map(|reading| reading.time).collect();
     assert!(times.is_sorted(), "{times:?}");
 }
 
 #[test]
-fn a_file_and_its_samples_are_one_picture() {
+fn a_file_and_its_readings_are_one_picture() {
     let _guard = serial();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("memory.jsonl");
-    let (send, samples) = mpsc::channel();
+    let (send, readings) = mpsc::channel();
     let monitor = Monitor::every(Duration::from_millis(5))
         .write_json_lines(&file)
-        .on_sample(move |sample| send.send(sample.clone()).unwrap())
+        .on_reading(move |reading| send.send(reading.clone()).unwrap())
         .start()
         .unwrap();
     let kept = Tensor::ones([4 << 20], CPU);
-    until(|| monitor.latest().devices[0].live >= 16 << 20 && monitor.summary().samples > 3);
+    until(|| monitor.latest().devices[0].live >= 16 << 20 && monitor.summary().readings > 3);
     drop(kept);
     monitor.stop().unwrap();
-    let samples: Vec<_> = samples.into_iter().collect();
+    let readings: Vec<_> = readings.into_iter().collect();
     let chart = || ResidentChart::new("an epoch").budget(8 << 20).above_start();
     let by_file = chart().run_of_file("run", &file).unwrap();
-    assert_eq!(by_file.svg(), chart().run("run", &samples).svg());
+    assert_eq!(by_file.svg(), chart().run("run", &readings).svg());
     for ending in ["svg", "png"] {
         let picture = folder.path().join(format!("picture.{ending}"));
         by_file.save(&picture).unwrap();
@@ -163,14 +163,14 @@ fn a_file_that_cannot_be_made_is_told_at_once() {
 #[cfg(target_os = "linux")]
 fn a_full_disk_ends_no_monitor_and_is_told_by_stop() {
     let _guard = serial();
-    let (sender, samples) = mpsc::channel();
-    let config = Monitor::every(SOON).write_json_lines("/dev/full").on_sample(move |_| {
+    let (sender, readings) = mpsc::channel();
+    let config = Monitor::every(SOON).write_json_lines("/dev/full").on_reading(move |_| {
         let _ = sender.send(());
     });
     let monitor = config.start().unwrap();
-    assert_eq!(samples.iter().take(5).count(), 5, "it goes on");
+    assert_eq!(readings.iter().take(5).count(), 5, "it goes on");
     let seen: MonitorSummary = monitor.summary();
-    assert!(seen.samples >= 5 && !seen.devices.is_empty());
+    assert!(seen.readings >= 5 && !seen.devices.is_empty());
     let stopped = monitor.stop();
     let full = std::io::ErrorKind::StorageFull;
     assert!(matches!(&stopped, Err(Error::Io { source, .. }) if source.kind() == full), "{stopped:?}");
@@ -180,17 +180,17 @@ fn a_full_disk_ends_no_monitor_and_is_told_by_stop() {
 #[test]
 fn a_function_that_panics_is_told_by_stop() {
     let _guard = serial();
-    let config = Monitor::every(SOON).on_sample(|_| std::panic::resume_unwind(Box::new("no bar")));
+    let config = Monitor::every(SOON).on_reading(|_| std::panic::resume_unwind(Box::new("no bar")));
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().samples >= 3);
+    until(|| monitor.summary().readings >= 3);
     let stopped = monitor.stop();
     assert!(matches!(&stopped, Err(Error::Panic { message, .. }) if message == "no bar"), "{stopped:?}");
 }
 
-/// A monitor that waits between samples, and what tells that its thread is gone.
+/// A monitor that waits between readings, and what tells that its thread is gone.
 fn waiting(interval: Duration) -> (Monitor, mpsc::Receiver<()>) {
     let (sender, called) = mpsc::channel();
-    let config = Monitor::every(interval).on_sample(move |_| {
+    let config = Monitor::every(interval).on_reading(move |_| {
         let _ = sender.send(());
     });
     let monitor = config.start().unwrap();
@@ -210,7 +210,7 @@ fn neither_drop_nor_stop_waits_for_the_interval() {
     assert_eq!(called.try_recv(), Err(mpsc::TryRecvError::Disconnected), "the thread is gone");
     let (monitor, called) = waiting(interval);
     let start = Instant::now();
-    assert_eq!(monitor.stop().unwrap().samples, 2, "one at the start and one at the end");
+    assert_eq!(monitor.stop().unwrap().readings, 2, "one at the start and one at the end");
     assert!(start.elapsed() < soon);
     assert_eq!(called.iter().count(), 1);
 }
@@ -220,7 +220,7 @@ fn neither_drop_nor_stop_waits_for_the_interval() {
 fn an_interval_without_an_end_is_no_panic() {
     let _guard = serial();
     let monitor = Monitor::every(Duration::MAX).start().unwrap();
-    assert_eq!(monitor.stop().unwrap().samples, 2);
+    assert_eq!(monitor.stop().unwrap().readings, 2);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_monitor_can_be_dropped_by_what_it_calls() {
     let _guard = serial();
     let (sender, monitors) = mpsc::channel::<Monitor>();
     let (done, ended) = mpsc::channel();
-    let config = Monitor::every(SOON).on_sample(move |_| {
+    let config = Monitor::every(SOON).on_reading(move |_| {
         if let Ok(monitor) = monitors.try_recv() {
             drop(monitor);
             let _ = done.send(());
@@ -261,7 +261,7 @@ fn settings_out_of_range_are_refused_by_name() {
 fn memory_in_use_is_warned_of_once() {
     let _guard = serial();
     let monitor = Monitor::every(SOON).warn_at(1e-6).margin(0.0).start().unwrap();
-    until(|| monitor.summary().samples >= 5);
+    until(|| monitor.summary().readings >= 5);
     let warnings = monitor.warnings();
     let host = warnings.iter().filter(|warning| warning.pool == memory::Pool::Host);
     assert_eq!(host.count(), 1, "{warnings:?}");
@@ -275,9 +275,9 @@ fn it_takes_no_counted_memory_and_draws_no_number() {
     let before = memory::stats(Device::Cpu).unwrap();
     let generators = Generators::capture(Device::Cpu).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let config = Monitor::every(SOON).write_json_lines(folder.path().join("lines")).on_sample(|_| {});
+    let config = Monitor::every(SOON).write_json_lines(folder.path().join("lines")).on_reading(|_| {});
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().samples >= 20);
+    until(|| monitor.summary().readings >= 20);
     monitor.stop().unwrap();
     assert_eq!(memory::stats(Device::Cpu).unwrap(), before);
     assert!(!generators.moved_since());
@@ -302,12 +302,12 @@ fn training_under_a_monitor_is_the_same() {
             });
             w.zero_grad();
         }
-        let samples = monitor.map(|monitor| monitor.stop().unwrap().samples);
-        (w.detach(), scope.peak() - start, samples)
+        let readings = monitor.map(|monitor| monitor.stop().unwrap().readings);
+        (w.detach(), scope.peak() - start, readings)
     };
     let (plain, bytes, _) = run(false);
-    let (watched, watched_bytes, samples) = run(true);
-    assert!(plain.equal(&watched) && samples.is_some_and(|samples| samples > 2), "{samples:?}");
+    let (watched, watched_bytes, readings) = run(true);
+    assert!(plain.equal(&watched) && readings.is_some_and(|readings| readings > 2), "{readings:?}");
     assert_eq!(bytes, watched_bytes);
 }
 

@@ -56,7 +56,7 @@ pub(crate) use leaks::listed as listed_sites;
 pub use leaks::{LeakScope, Site};
 pub use limit::{FailAt, Limit};
 pub use monitor::{
-    CgroupSample, DeviceSample, Monitor, MonitorConfig, MonitorSummary, Sample, WARNINGS, Warning,
+    CgroupReading, DeviceReading, Monitor, MonitorConfig, MonitorSummary, Reading, WARNINGS, Warning,
 };
 pub use peak::{PeakScope, peak_of};
 pub(crate) use phase::recompute;

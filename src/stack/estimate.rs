@@ -28,9 +28,9 @@ impl Estimated {
 }
 
 impl Stack {
-    /// Tells what a step will take whose micro-batches have `rows` rows like those of `sample`:
+    /// Tells what a step will take whose micro-batches have `rows` rows like those of `batch`:
     /// weights, gradients and states exactly, activations and the peak from forward and backward
-    /// passes over the first row, and over the first two where the sample has them, as a fixed
+    /// passes over the first row, and over the first two where the batch has them, as a fixed
     /// part and a part per row; over more where few do not tell the rest. `docs/memory-model.md` has the model, its limits and its errors.
     ///
     /// The passes run as in training, on top of the first one's gradients too where windows have
@@ -44,7 +44,7 @@ impl Stack {
     /// [`Stack::estimate_error`] tells it.
     ///
     /// # Errors
-    /// An open window; a poisoned stack; a sample without rows, or whose first rows have weight 0;
+    /// An open window; a poisoned stack; a batch without rows, or whose first rows have weight 0;
     /// `rows` below 1; those of `loss_of`, of libtorch and of the strategies, out of memory for
     /// one row among them: everything is put back then, too.
     ///
@@ -56,8 +56,8 @@ impl Stack {
     /// let model = nn::linear(vs.root(), 256, 256, Default::default());
     /// let mut training = Stack::of(&vs, AdamW::new(&vs, AdamWConfig::default())?).build()?;
     /// let loss = |x: &Tensor| Ok(Loss::mean(model.forward(x).square().mean(Kind::Float), x.size()[0]));
-    /// let sample = Tensor::ones([2, 256], (Kind::Float, Device::Cpu));
-    /// let estimate = training.estimate(&sample, 64, loss)?;
+    /// let batch = Tensor::ones([2, 256], (Kind::Float, Device::Cpu));
+    /// let estimate = training.estimate(&batch, 64, loss)?;
     /// assert_eq!(estimate.states(), (256 * 256 + 256) * 16); // weights, two moments, gradients
     /// println!("{estimate}");
     /// let batch = Tensor::ones([64, 256], (Kind::Float, Device::Cpu));
@@ -67,18 +67,18 @@ impl Stack {
     /// ```
     pub fn estimate<B: Batch>(
         &mut self,
-        sample: &B,
+        batch: &B,
         rows: i64,
         mut loss_of: impl FnMut(&B) -> Result<Loss>,
     ) -> Result<Estimate> {
         const CALL: &str = "Stack::estimate";
         self.check_health()?;
         self.refuse_open(CALL)?;
-        if sample.rows() < 1 || rows < 1 {
-            return Err(Error::config(CALL, "a sample, and a micro-batch, have at least one row"));
+        if batch.rows() < 1 || rows < 1 {
+            return Err(Error::config(CALL, "a batch, and a micro-batch, have at least one row"));
         }
         self.allocate()?;
-        let trials = self.trials(sample, rows, &mut loss_of)?;
+        let trials = self.trials(batch, rows, &mut loss_of)?;
         let estimate = self.put_together(rows, &trials)?;
         self.estimated = Estimated { peak: Some(estimate.peak), error: None };
         Ok(estimate)
@@ -92,40 +92,40 @@ impl Stack {
     /// Runs as few rows as tell the rest.
     fn trials<B: Batch>(
         &mut self,
-        sample: &B,
+        batch: &B,
         rows: i64,
         loss_of: &mut impl FnMut(&B) -> Result<Loss>,
     ) -> Result<Vec<Trial>> {
-        let there = sample.rows();
+        let there = batch.rows();
         if self.model.device != Device::Cpu {
             // In their first run libraries take work space, and keep it.
-            self.trial(sample, 1, loss_of)?;
+            self.trial(batch, 1, loss_of)?;
         }
         if self.strategies().any(|strategy| strategy.row_bytes() == RowBytes::Threshold) {
             let mut most = rows.min(there);
             loop {
-                match self.largest_trials(rows, most, sample, loss_of) {
+                match self.largest_trials(rows, most, batch, loss_of) {
                     Err(error) if error.is_out_of_memory() && most > 1 => most /= 2,
                     ran => return ran,
                 }
             }
         }
         if rows <= there.min(2) {
-            return Ok(vec![self.trial(sample, rows, loss_of)?]);
+            return Ok(vec![self.trial(batch, rows, loss_of)?]);
         }
-        let mut trials = vec![self.trial(sample, 1, loss_of)?];
+        let mut trials = vec![self.trial(batch, 1, loss_of)?];
         if there >= 2 {
-            trials.push(self.trial(sample, 2, loss_of)?);
+            trials.push(self.trial(batch, 2, loss_of)?);
         }
         // Operators may do with one row what they do with no other number.
         if there >= 3 && !alike(&trials[0], &trials[1]) {
-            trials.push(self.trial(sample, 3, loss_of)?);
+            trials.push(self.trial(batch, 3, loss_of)?);
         }
         let told = matches!(&trials[..], [.., a, b] if alike(a, b));
         let half = there.min(rows / 2);
         if half > 3 && !told {
             // The highest moment of a pass is another one for more rows.
-            match self.largest_trials(rows, half, sample, loss_of) {
+            match self.largest_trials(rows, half, batch, loss_of) {
                 Ok(larger) => trials.extend(larger),
                 Err(error) if error.is_out_of_memory() => {
                     tracing::debug!(%error, "half of the rows do not fit")
@@ -141,21 +141,21 @@ impl Stack {
         &mut self,
         rows: i64,
         most: i64,
-        sample: &B,
+        batch: &B,
         loss_of: &mut impl FnMut(&B) -> Result<Loss>,
     ) -> Result<Vec<Trial>> {
         let from = if most == rows || most == 1 { most } else { most - 1 };
-        (from..=most).map(|few| self.trial(sample, few, loss_of)).collect()
+        (from..=most).map(|few| self.trial(batch, few, loss_of)).collect()
     }
 
     /// Runs one window of so many rows, without its update, and puts everything back.
     fn trial<B: Batch>(
         &mut self,
-        sample: &B,
+        batch: &B,
         rows: i64,
         loss_of: &mut impl FnMut(&B) -> Result<Loss>,
     ) -> Result<Trial> {
-        let part = sample.take_rows(0..rows)?;
+        let part = batch.take_rows(0..rows)?;
         let recording = self.watch();
         let stand_in = Box::new(StandIn::of(self.optimizer.as_ref())?);
         let before = memory::stats(self.model.device)?.current;
@@ -190,7 +190,7 @@ impl Stack {
             let peak = PeakScope::new(device)?;
             let loss = self.forward(micro, &mut loss_of)?;
             if loss.is_empty() {
-                let problem = "the sample's first rows have weight 0: give rows that count";
+                let problem = "the batch's first rows have weight 0: give rows that count";
                 return Err(Error::config("Stack::estimate", problem));
             }
             if index == 0 {

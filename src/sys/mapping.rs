@@ -33,6 +33,12 @@ impl Mapping {
         true
     }
 
+    /// Lets the kernel read no more than the page that is touched.
+    #[cfg(all(test, target_os = "linux"))]
+    pub(crate) fn read_nothing_around(&self) {
+        self.0.advise(memmap2::Advice::Random).unwrap();
+    }
+
     /// Gives the pages back that are resident through the mapping. The next touch of one finds it in the
     /// page cache, or on the disk.
     pub(crate) fn give_back(&self) {

@@ -65,3 +65,16 @@ fn an_error_in_a_pair_names_the_source_it_comes_from() {
         "{text}"
     );
 }
+
+#[test]
+fn a_number_that_no_record_has_is_an_error_of_a_pair_too() {
+    let file = OneFile::of(&[0; 24]);
+    let rows = || Tokens::<u16>::open_with_header(&file.path, 8).unwrap().rows(2).unwrap();
+    let pair = Zip::of(rows(), numbers(0..4)).unwrap();
+    for index in [4, u64::MAX / 4, u64::MAX] {
+        assert!(data_error(get(&pair, index)).contains("there are 4 records"));
+    }
+    let origin = rows().origin(u64::MAX);
+    assert_eq!((origin.record, origin.offset), (Some(u64::MAX), Some(u64::MAX)));
+    assert_eq!(rows().origin(3).offset, Some(8 + 3 * 4));
+}

@@ -23,6 +23,41 @@ fn a_folder_s_files_come_sorted_and_by_extension() {
     assert_eq!(names(&[]), ["a.jpg", "b.JPG", "c.png", "jpg", "notes.txt"]);
     assert!(data_error(Files::in_folder(folder.path(), &["gif"])).contains("no file with an extension"));
     assert!(is_io(Files::in_folder(folder.path().join("missing"), &[])));
+    let empty = folder_of(&[]);
+    let text = data_error(Files::in_folder(empty.path(), &[]));
+    assert!(text.ends_with("it has no file"), "{text}");
+}
+
+#[test]
+fn links_are_what_they_lead_to() {
+    let (folder, elsewhere) = (folder_of(&["a"]), folder_of(&["file"]));
+    for (name, target) in
+        [("b", elsewhere.path().join("file")), ("c", elsewhere.path().into()), ("d", "missing".into())]
+    {
+        std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+    }
+    let files = Files::in_folder(folder.path(), &[]).unwrap();
+    let name = |index| files.path(index).unwrap().file_name().unwrap().to_owned();
+    assert_eq!([0, 1, 2].map(name), ["a", "b", "d"], "a folder is left out");
+    assert_eq!(files.len(), 3);
+    assert_eq!(get(&files, 1).unwrap().bytes, b"file");
+    assert!(is_io(get(&files, 2)), "there is nothing");
+}
+
+/// The kernel's own files are at once longer, and shorter, than they say: as one that is written meanwhile.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_changes_its_length_while_it_is_read_is_an_error() {
+    let text = data_error(get(&Files::of(["/proc/self/status"]), 0));
+    assert!(text.contains("it goes on after the 0 bytes that it had when it was opened"), "{text}");
+    let short = std::path::Path::new("/sys/devices/system/cpu/online");
+    let Ok(content) = std::fs::read(short) else {
+        eprintln!("skipped: there is no {}", short.display());
+        return;
+    };
+    let (there, said) = (content.len(), short.metadata().unwrap().len());
+    let text = data_error(get(&Files::of([short]), 0));
+    assert!(text.contains(&format!("the file ends at byte {there}; it had {said}")), "{text}");
 }
 
 #[test]

@@ -1,9 +1,5 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use memfit::data::{Loader, Source, Tokens};
 
-use memfit::data::{Loader, NextToken, Source, Token, Tokens};
-use memfit::memory::resident;
-
-use crate::support::serial;
 use crate::{OneFile, all, data_error, get, is_config, is_io};
 
 /// 0, 1, 2, … as 16-bit tokens.
@@ -149,73 +145,6 @@ fn a_file_that_is_deleted_underneath_is_read_on() {
     assert_eq!(all(&rows), [[0, 1, 2, 3]]);
 }
 
-/// 64 MiB of tokens whose sum is known.
-fn large() -> (OneFile, u64) {
-    let block: Vec<u8> = (0..1_u32 << 19).flat_map(|token| ((token % 50_257) as u16).to_le_bytes()).collect();
-    let sum: u64 = (0..1_u64 << 19).map(|token| token % 50_257).sum();
-    (OneFile::of(&block.repeat(64)), 64 * sum)
-}
-
-fn sum_of<T: Token>(rows: &NextToken<T>, watch: impl Fn()) -> u64 {
-    let mut sum = 0;
-    for index in 0..rows.len() {
-        let (inputs, _) = get(rows, index).unwrap();
-        sum += inputs.iter().sum::<i64>() as u64;
-        if index % 64 == 0 {
-            watch();
-        }
-    }
-    sum
-}
-
-const BUDGET: u64 = 16 << 20;
-const SLACK: u64 = 4 << 20;
-
-/// Case 62.
-#[test]
-fn a_file_of_four_times_the_budget_is_read_and_anonymous_memory_does_not_grow() {
-    let _guard = serial();
-    let (file, sum) = large();
-    assert!(std::fs::metadata(&file.path).unwrap().len() >= 4 * BUDGET);
-    // One token more than contexts need, so that the last context has its target.
-    let tokens = Tokens::<u16>::open(&file.path).unwrap();
-    let last = get(&tokens.clone().rows(1_024).unwrap(), tokens.len() / 1_024 - 1).unwrap();
-    let rows = tokens.drop_behind(BUDGET / 4).next_token(1_024).unwrap();
-    let mut batches = Loader::new(rows).batch(32).workers(2).build().unwrap();
-    let mut seen = batches.next().unwrap().unwrap().batch.0.sum(memfit::tch::Kind::Int64).int64_value(&[]);
-    let before = resident().unwrap().anonymous;
-    let mut most = 0;
-    for batch in batches.by_ref() {
-        seen += batch.unwrap().batch.0.sum(memfit::tch::Kind::Int64).int64_value(&[]);
-        most = most.max(resident().unwrap().anonymous);
-    }
-    assert_eq!(seen as u64, sum - last.iter().sum::<i64>() as u64, "all but the last row was read");
-    assert!(most <= before + SLACK, "{} MiB more", (most - before) >> 20);
-}
-
-#[test]
-fn a_mapping_gives_its_pages_back_and_reads_the_same() {
-    let _guard = serial();
-    let (file, sum) = large();
-    let most_of = |resident_bytes| {
-        let tokens = Tokens::<u16>::open(&file.path).unwrap();
-        let tail = get(&tokens.clone().rows(1_024).unwrap(), tokens.len() / 1_024 - 1).unwrap();
-        let rows = tokens.mapped_within(resident_bytes).unwrap().next_token(1_024).unwrap();
-        get(&rows, 0).unwrap();
-        let before = resident().unwrap().file;
-        let most = AtomicU64::new(0);
-        let watch = || {
-            most.fetch_max(resident().unwrap().file, Ordering::Relaxed);
-        };
-        assert_eq!(sum_of(&rows, watch), sum - tail.iter().sum::<i64>() as u64);
-        most.into_inner().saturating_sub(before)
-    };
-    let bounded = most_of(BUDGET / 2);
-    assert!(bounded <= BUDGET / 2 + SLACK, "{} MiB", bounded >> 20);
-    let unbounded = most_of(u64::MAX);
-    assert!(unbounded >= 3 * BUDGET, "without a bound all pages stay: {} MiB", unbounded >> 20);
-}
-
 #[test]
 fn a_mapping_checks_what_a_read_checks() {
     let file = OneFile::of(&[0, 1, 2, 3, 4, 9, 5, 6]);
@@ -225,4 +154,17 @@ fn a_mapping_checks_what_a_read_checks() {
     assert!(data_error(get(&rows, 2)).contains("there are 2 records"));
     let memory = Tokens::of(vec![1_u8]).mapped().unwrap().drop_behind(1).rows(1).unwrap();
     assert_eq!(all(&memory), [[1]], "in memory both are nothing");
+}
+
+/// Else its first touch would be a bus error.
+#[test]
+fn a_file_that_was_cut_is_not_mapped() {
+    let file = counting(12);
+    let tokens = Tokens::<u16>::open(&file.path).unwrap();
+    file.set_len(14);
+    let says = "the file ends at byte 14; it had 24 when it was opened";
+    assert!(data_error(tokens.clone().mapped()).contains(says));
+    assert!(data_error(tokens.clone().mapped_within(1)).contains(says));
+    file.set_len(25);
+    assert_eq!(all(&tokens.mapped().unwrap().rows(12).unwrap()).len(), 1, "a longer one is mapped");
 }

@@ -50,10 +50,10 @@ impl ArrayFile {
         &self.shape
     }
 
-    /// As [`Tokens::mapped`](super::Tokens::mapped).
+    /// As [`Tokens::mapped`](super::Tokens::mapped); each tensor of a file has a mapping of its own.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system cannot map it.
+    /// As there.
     pub fn mapped(self) -> Result<Self> {
         Ok(Self { reader: self.reader.mapped(None)?, ..self })
     }

@@ -1,9 +1,10 @@
 use std::ffi::OsStr;
-use std::io::Read;
+use std::fs::DirEntry;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::reader::{broken, room, within};
+use super::reader::{broken, cut, reserved, within};
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
 use crate::sys::file;
@@ -14,7 +15,8 @@ const MOST: u64 = 256 << 20;
 /// Whole files, one per record: images, audio.
 ///
 /// Decoding belongs into [`LoaderBuilder::map`](crate::data::LoaderBuilder::map), which runs on
-/// the workers. A file that was deleted meanwhile is an error of its record.
+/// the workers. A file that was deleted meanwhile, or that is cut or grows while it is read, is an error of
+/// its record.
 ///
 /// *Cost*: the name's bytes and 8 more per file, and the bytes of the files that are alive.
 ///
@@ -66,7 +68,7 @@ impl Files {
     }
 
     /// The files of a folder whose extension is one of these, in whatever case, sorted by name;
-    /// all its files where no extension is given. Folders in it are left out.
+    /// all its files where no extension is given. Folders in it, and links to folders, are left out.
     ///
     /// # Errors
     /// [`Error::Io`] for a folder that cannot be read, [`Error::Data`] for one without such a file.
@@ -77,12 +79,16 @@ impl Files {
         for entry in folder.read_dir().map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            if has_extension(&name, extensions) && !entry.file_type().map_err(failed)?.is_dir() {
+            if has_extension(&name, extensions) && !is_folder(&entry).map_err(failed)? {
                 names.push(name);
             }
         }
         if names.is_empty() {
-            return Err(broken(folder, format!("it has no file with an extension of {extensions:?}")));
+            let no_file = match extensions {
+                [] => "it has no file".to_owned(),
+                some => format!("it has no file with an extension of {some:?}"),
+            };
+            return Err(broken(folder, no_file));
         }
         names.sort_unstable();
         Ok(Self::named(folder.to_owned(), names))
@@ -120,21 +126,38 @@ impl Files {
 
     fn read(&self, path: &Path) -> Result<Vec<u8>> {
         let failed = |action| move |source| Error::Io { action, path: path.to_owned(), source };
-        let mut open = file::open_data(path).map_err(failed("opening"))?;
+        let open = file::open_data(path).map_err(failed("opening"))?;
         let len = open.metadata().map_err(failed("reading"))?.len();
         if len > self.most {
+            let allowed = self.most;
+            return Err(Error::data(format!("it has {len} bytes, where Files::at_most allows {allowed}")));
+        }
+        let mut bytes = reserved(len as usize)?;
+        let there = (&open).take(len).read_to_end(&mut bytes).map_err(failed("reading"))? as u64;
+        if there < len {
+            return Err(cut(there, len));
+        }
+        // What another process appends meanwhile would be missing without a word.
+        if (&open).take(1).read_to_end(&mut Vec::new()).map_err(failed("reading"))? > 0 {
             return Err(Error::data(format!(
-                "it has {len} bytes, where Files::at_most allows {}",
-                self.most
+                "it goes on after the {len} bytes that it had when it was opened"
             )));
         }
-        let mut bytes = room(len as usize)?;
-        open.read_exact(&mut bytes).map_err(failed("reading"))?;
         if matches!(self.behind, Behind::Drop) {
             file::drop_cached(&open, 0, 0);
         }
         Ok(bytes)
     }
+}
+
+/// Whether it is a folder, or a link to one. A link to nothing is an error of its record, as a file that was
+/// deleted.
+fn is_folder(entry: &DirEntry) -> io::Result<bool> {
+    let kind = entry.file_type()?;
+    if kind.is_symlink() {
+        return Ok(entry.path().metadata().is_ok_and(|target| target.is_dir()));
+    }
+    Ok(kind.is_dir())
 }
 
 fn has_extension(name: &OsStr, extensions: &[&str]) -> bool {

@@ -1,3 +1,4 @@
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -50,6 +51,7 @@ impl Reader {
     /// Reads through a mapping from now on, of which about `resident` bytes stay in memory.
     pub(super) fn mapped(mut self, resident: Option<u64>) -> Result<Self> {
         let failed = |source| Error::Io { action: "mapping", path: self.path.to_path_buf(), source };
+        self.check_reaches(self.len)?;
         let mapping = Mapping::open(&self.file, self.len).map_err(failed)?;
         self.mapping = Some(Arc::new((mapping, Touched::new(resident.unwrap_or(RESIDENT), AROUND))));
         Ok(self)
@@ -97,11 +99,15 @@ impl Reader {
             )));
         }
         let failed = |source| Error::Io { action: "mapping", path: self.path.to_path_buf(), source };
-        // Beyond the end a mapping succeeds, and the first touch is a bus error.
-        if self.file.metadata().map_err(failed)?.len() < offset + bytes as u64 {
-            return Err(self.failed(io::ErrorKind::UnexpectedEof.into()));
-        }
+        self.check_reaches(offset.saturating_add(bytes as u64))?;
         ffi::storage::over(Private::open(&self.file, offset, bytes).map_err(failed)?, kind, shape)
+    }
+
+    /// An error where the file ends before `end` now. Beyond the end a mapping succeeds, and the first touch is a
+    /// bus error.
+    fn check_reaches(&self, end: u64) -> Result<()> {
+        let now = self.file.metadata().map_err(|error| self.failed(error))?.len();
+        if now < end { Err(self.failed(io::ErrorKind::UnexpectedEof.into())) } else { Ok(()) }
     }
 
     /// Where a record of the file is.
@@ -119,9 +125,13 @@ impl Reader {
             return Error::Io { action: "reading", path: self.path.to_path_buf(), source: error };
         }
         let now = self.file.metadata().map(|metadata| metadata.len().to_string());
-        let now = now.unwrap_or_else(|_| "an unknown place".to_owned());
-        Error::data(format!("the file ends at byte {now}; it had {} when it was opened", self.len))
+        cut(now.as_deref().unwrap_or("an unknown place"), self.len)
     }
+}
+
+/// A file ends earlier than it did.
+pub(super) fn cut(now: impl Display, len: u64) -> Error {
+    Error::data(format!("the file ends at byte {now}; it had {len} when it was opened"))
 }
 
 /// A file as a whole cannot be used.
@@ -168,15 +178,21 @@ impl Touched {
     }
 }
 
-/// Memory for the bytes of a record.
+/// Zeros for the bytes of a record.
 pub(super) fn room(bytes: usize) -> Result<Vec<u8>> {
-    let mut room = Vec::new();
-    if room.try_reserve_exact(bytes).is_err() {
-        let requested = Some(bytes as u64);
-        return Err(Error::OutOfMemory { requested, live: None, limit: None, device: Device::Cpu });
-    }
+    let mut room = reserved(bytes)?;
     room.resize(bytes, 0);
     Ok(room)
+}
+
+/// An empty list with memory for so many elements, or the error that there is none.
+pub(super) fn reserved<T>(elements: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    if list.try_reserve_exact(elements).is_err() {
+        let requested = Some((elements as u64).saturating_mul(size_of::<T>() as u64));
+        return Err(Error::OutOfMemory { requested, live: None, limit: None, device: Device::Cpu });
+    }
+    Ok(list)
 }
 
 /// A record's number, where there is such a record.
@@ -195,6 +211,15 @@ pub(super) fn inside(setting: &'static str, range: &Range<u64>, len: u64) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_nobody_has_is_an_error() {
+        let Err(Error::OutOfMemory { requested, .. }) = reserved::<i64>(1 << 59) else { panic!() };
+        assert_eq!(requested, Some(1 << 62));
+        let Err(Error::OutOfMemory { requested, .. }) = reserved::<i64>(usize::MAX) else { panic!() };
+        assert_eq!(requested, Some(u64::MAX));
+        assert!(room(usize::MAX).is_err());
+    }
 
     #[test]
     fn neighbours_in_a_block_are_counted_once_and_strangers_by_their_blocks() {
@@ -251,8 +276,27 @@ mod tests {
         // An odd factor makes a permutation of a power of two.
         let shuffled = most(&behind, &|row| (row * 2_654_435_761) % rows);
         assert!(shuffled <= STEP + SLACK, "{shuffled}");
-        let mapped = most(&plain.mapped(None).unwrap().drop_behind(STEP), &|row| row);
-        // Around a page that a mapping misses the kernel reads as much as the disk's driver says.
-        assert!(mapped <= SIZE / 2, "pages that are mapped are given back first: {mapped}");
+        // What the kernel reads around a page that a mapping misses, up to twice, is beyond the step.
+        let mapped = plain.mapped(None).unwrap().drop_behind(STEP);
+        let around = most(&mapped, &|row| row);
+        assert!(around <= STEP + 2 * read_ahead(&mapped.file) + SLACK, "{around}");
+        mapped.mapping.as_ref().unwrap().0.read_nothing_around();
+        let alone = most(&mapped, &|row| row);
+        assert!(alone <= STEP + SLACK, "pages that are mapped are given back first: {alone}");
+    }
+
+    /// Bytes that the file's disk reads ahead; where the system does not tell, the most that any does.
+    #[cfg(target_os = "linux")]
+    fn read_ahead(file: &File) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+
+        let kib = |path: std::path::PathBuf| -> Option<u64> {
+            std::fs::read_to_string(path.join("read_ahead_kb")).ok()?.trim().parse().ok()
+        };
+        let device = file.metadata().unwrap().dev();
+        let name = format!("{}:{}", libc::major(device), libc::minor(device));
+        let all = Path::new("/sys/class/bdi");
+        let most = || all.read_dir().ok()?.filter_map(|entry| kib(entry.ok()?.path())).max();
+        kib(all.join(name)).or_else(most).unwrap_or(0) << 10
     }
 }

@@ -1,4 +1,4 @@
-use super::reader::within;
+use super::reader::{reserved, within};
 use super::tokens::{Token, Tokens};
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
@@ -90,7 +90,9 @@ impl<T: Token> Source for NextToken<T> {
 
     fn get(&self, index: u64, random: &mut Random) -> Result<Self::Sample> {
         let mut inputs = self.0.get(index, random)?;
-        let targets = inputs.get(1..).unwrap_or_default().to_vec();
+        let later = inputs.get(1..).unwrap_or_default();
+        let mut targets = reserved(later.len())?;
+        targets.extend_from_slice(later);
         inputs.pop();
         Ok((inputs, targets))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::reader::{Reader, inside, room};
+use super::reader::{Reader, inside, reserved, room};
 use super::token_rows::{NextToken, TokenRows};
 use crate::data::Origin;
 use crate::error::{Error, Result};
@@ -120,13 +120,14 @@ impl<T: Token> Tokens<T> {
 
     /// Copies records out of a mapping of the file instead of reading them: no system call per record.
     /// The file's pages count as the process' own while they are resident; they are given back each
-    /// time that 64 MiB of them were touched. In memory it is nothing.
+    /// time that 64 MiB of them were touched: of one mapping, which clones and ranges made from here on
+    /// share. In memory it is nothing.
     ///
     /// *Limits*: a file that is cut underneath ends the process with `SIGBUS`, and so does a disk that
     /// fails. Map only what nobody writes.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system cannot map it.
+    /// [`Error::Io`] where the system cannot map it, [`Error::Data`] where the file was cut since it was opened.
     pub fn mapped(self) -> Result<Self> {
         self.remapped(None)
     }
@@ -200,19 +201,17 @@ impl<T: Token> Tokens<T> {
 
     /// The ids of tokens that lie in here.
     pub(super) fn ids(&self, first: u64, count: usize) -> Result<Vec<i64>> {
-        let mut ids = Vec::new();
+        let mut ids = reserved(count)?;
         match &self.store {
             Store::Memory(tokens) => {
                 let from = (self.first + first) as usize;
                 let some = tokens.get(from..from + count).unwrap_or_default();
-                ids.reserve_exact(count);
                 ids.extend(some.iter().map(|token| (*token).into()));
             }
             Store::File { reader, .. } => {
                 let offset = self.offset(first).unwrap_or_default();
                 with_scratch(count * T::WIDTH as usize, |bytes| {
                     reader.read(offset, bytes)?;
-                    ids.reserve_exact(count);
                     T::ids(bytes, &mut ids);
                     Ok(())
                 })?;
@@ -237,10 +236,12 @@ impl<T: Token> Tokens<T> {
         Err(Error::data(format!("the id {id} at {place} is not in the vocabulary of {size}")))
     }
 
-    /// Where a token lies in its file.
+    /// Where a token lies in its file; of one that no file has, as far on as can be counted.
     fn offset(&self, token: u64) -> Option<u64> {
         match &self.store {
-            Store::File { header, .. } => Some(header + (self.first + token) * T::WIDTH),
+            Store::File { header, .. } => {
+                Some(self.first.saturating_add(token).saturating_mul(T::WIDTH).saturating_add(*header))
+            }
             Store::Memory(_) => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Runs side by side, on one scale of bytes.
+//! Runs side by side, on one scale of bytes and one of time.
 
 use super::colors;
 use super::layout::{GRID, INK, LETTER, PALE, cut, round_step, short, text, unit_of};
@@ -40,9 +40,11 @@ fn panel_width(panels: f64) -> f64 {
     ((WIDTH - LEFT - RIGHT - GAP * (panels - 1.0)) / panels).max(1.0)
 }
 
-/// Bytes to points, for all panels.
+/// Bytes and seconds to points, for all panels.
 struct Scale {
     above_start: bool,
+    /// Of the longest run.
+    seconds: f64,
     most: f64,
     every: f64,
     unit: (f64, &'static str),
@@ -56,7 +58,9 @@ impl Scale {
         let unit = unit_of(highest);
         let every = round_step(highest * 1.08 / unit.0, 6.0) * unit.0;
         let most = (highest * 1.08 / every).ceil() * every;
-        Self { above_start: chart.above_start, most, every, unit }
+        let ends = chart.runs.iter().filter_map(|run| run.moments.last());
+        let seconds = ends.map(|last| last.time).fold(1e-6, f64::max);
+        Self { above_start: chart.above_start, seconds, most, every, unit }
     }
 
     fn y(&self, bytes: f64) -> f64 {
@@ -85,13 +89,8 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    /// Seconds at the right edge.
-    fn length(&self) -> f64 {
-        self.run.moments.last().map_or(0.0, |last| last.time).max(1e-6)
-    }
-
     fn x(&self, time: f64) -> f64 {
-        self.left + (time / self.length()).clamp(0.0, 1.0) * self.width
+        self.left + (time / self.scale.seconds).clamp(0.0, 1.0) * self.width
     }
 
     fn grid(&self, shapes: &mut Vec<Shape>, labelled: bool) {
@@ -123,16 +122,20 @@ impl Panel<'_> {
         for (index, curve) in curves(self.run, self.scale.above_start).into_iter().enumerate() {
             let points = curve.into_iter().map(|(time, bytes)| (self.x(time), self.scale.y(bytes)));
             let points = thinned(points);
-            if !points.is_empty() {
-                let (color, name) = (colors::CURVES[index], CURVES[index]);
-                shapes.push(Shape::Curve { points, width: THICK, color, name });
+            let (color, name) = (colors::CURVES[index], CURVES[index]);
+            match points[..] {
+                [] => {}
+                // A curve of one point would not be seen.
+                [(x, y)] => shapes.push(Shape::Dot { x, y, radius: 1.5 * THICK, color }),
+                _ => shapes.push(Shape::Curve { points, width: THICK, color, name }),
             }
         }
     }
 
     fn time_axis(&self, shapes: &mut Vec<Shape>) {
-        let (scale, unit) = if self.length() < 2.0 { (1e3, "ms") } else { (1.0, "s") };
-        let whole = self.length() * scale;
+        let seconds = self.scale.seconds;
+        let (scale, unit) = if seconds < 2.0 { (1e3, "ms") } else { (1.0, "s") };
+        let whole = seconds * scale;
         let every = round_step(whole, (self.width / 60.0).max(2.0));
         for tick in 0..=(whole / every).floor() as u32 {
             let at = f64::from(tick) * every;

@@ -5,16 +5,17 @@ use serde::Deserialize;
 use tch::Device;
 
 use super::{panels, png, raster, svg};
-use crate::data::Origin;
 use crate::error::{Error, Result};
 use crate::memory::export;
-use crate::memory::monitor::Sample;
+use crate::memory::monitor::Reading;
 use crate::memory::summary;
+use crate::origin::Origin;
 
 /// What a process keeps in memory, over time, as a picture: anonymous bytes, pages of files, and
-/// what libtorch's CPU allocator counts as live; of one run, or of several side by side on one scale.
+/// what libtorch's CPU allocator counts as live; of one run, or of several side by side on one scale of
+/// bytes and one of time.
 ///
-/// Runs come from a [`Monitor`](crate::memory::Monitor): its samples, or the file of JSON lines that it
+/// Runs come from a [`Monitor`](crate::memory::Monitor): its readings, or the file of JSON lines that it
 /// wrote, long after the process ended.
 ///
 /// *Cost*: none while it runs beside the monitor's own. A picture shows, per point of its width, the
@@ -69,20 +70,20 @@ impl ResidentChart {
         Self { title: title.into(), runs: Vec::new(), budget: None, above_start: false }
     }
 
-    /// Adds a run: a monitor's samples in their order, from
-    /// [`MonitorConfig::on_sample`](crate::memory::MonitorConfig::on_sample).
-    pub fn run<'a>(self, name: impl Into<String>, samples: impl IntoIterator<Item = &'a Sample>) -> Self {
-        let moments = samples.into_iter().map(Moment::of);
+    /// Adds a run: a monitor's readings in their order, from
+    /// [`MonitorConfig::on_reading`](crate::memory::MonitorConfig::on_reading).
+    pub fn run<'a>(self, name: impl Into<String>, readings: impl IntoIterator<Item = &'a Reading>) -> Self {
+        let moments = readings.into_iter().map(Moment::of);
         self.with(name.into(), moments.collect())
     }
 
     /// Adds a run: the last one in a file that
-    /// [`MonitorConfig::write_json_lines`](crate::memory::MonitorConfig::write_json_lines) wrote. A line that
-    /// was torn where a process ended is left out.
+    /// [`MonitorConfig::write_json_lines`](crate::memory::MonitorConfig::write_json_lines) wrote. Lines that
+    /// cannot be read, such as one that was torn where a process ended, are left out.
     ///
     /// # Errors
-    /// [`Error::Io`] for a file that cannot be read, [`Error::Data`] for a line that no monitor wrote, or where
-    /// there is none.
+    /// [`Error::Io`] for a file that cannot be read; [`Error::Data`], with the first line that is none of a
+    /// monitor's, where no line is one.
     pub fn run_of_file(self, name: impl Into<String>, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let read = std::fs::read_to_string(path);
@@ -142,13 +143,13 @@ impl ResidentChart {
 }
 
 impl Moment {
-    fn of(sample: &Sample) -> Self {
-        let cpu = sample.devices.iter().find(|device| device.device == Device::Cpu);
-        let resident = sample.resident;
+    fn of(reading: &Reading) -> Self {
+        let cpu = reading.devices.iter().find(|device| device.device == Device::Cpu);
+        let resident = reading.resident;
         let bytes =
             [resident.map(|own| own.file), resident.map(|own| own.anonymous), cpu.map(|device| device.live)];
         // To the microsecond, as in files.
-        let time = sample.time.as_micros() as f64 / 1e6;
+        let time = reading.time.as_micros() as f64 / 1e6;
         Self { time, bytes: bytes.map(|bytes| bytes.map(|bytes| bytes as f64)) }
     }
 }
@@ -183,8 +184,8 @@ impl Line {
     }
 }
 
-/// The moments from where time last began again; lines that cannot be read are passed over where others
-/// can.
+/// The moments from where time last began again: a run's first is at 0. Lines that cannot be read are passed
+/// over where others can.
 fn last_run(text: &str, path: &Path) -> Result<Vec<Moment>> {
     let (mut moments, mut offset) = (Vec::<Moment>::new(), 0);
     let mut wrong = (Origin { file: Some(Arc::from(path)), ..Origin::default() }, "it is empty".to_owned());
@@ -192,7 +193,7 @@ fn last_run(text: &str, path: &Path) -> Result<Vec<Moment>> {
         match serde_json::from_str::<Line>(line) {
             Ok(line) => {
                 let moment = line.moment();
-                if moments.last().is_some_and(|last| last.time > moment.time) {
+                if moments.last().is_some_and(|last| last.time >= moment.time) {
                     moments.clear();
                 }
                 moments.push(moment);

@@ -23,6 +23,14 @@ fn the_last_run_of_a_file_is_drawn_from_its_first_moment() {
 }
 
 #[test]
+fn a_run_that_begins_at_the_time_at_which_another_ended_is_another() {
+    let chart = chart(&[line(0.0, 1, 1), line(0.0, 100, 10), line(1.0, 200, 20)].concat()).unwrap();
+    let times: Vec<f64> = chart.runs[0].moments.iter().map(|moment| moment.time).collect();
+    assert_eq!(times, [0.0, 1.0]);
+    assert_eq!(chart.runs[0].moments[0].bytes[1], Some(100.0));
+}
+
+#[test]
 fn a_torn_line_is_passed_over_and_an_alien_file_is_not() {
     let text = [&line(0.0, 1, 1), "{\"seconds\":0.5,\"dev\n", &line(1.0, 2, 2), "{\"seconds\":1.5"].concat();
     assert_eq!(chart(&text).unwrap().runs[0].moments.len(), 2);
@@ -51,6 +59,28 @@ fn curves_stand_where_their_bytes_and_times_say() {
     for text in ["budget 50.0 MB", ">100 MB<", "anonymous at most 92.0 MB", "time, ms", "pages of files"] {
         assert!(svg.contains(text), "{text}");
     }
+}
+
+#[test]
+fn runs_have_one_scale_of_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut chart = ResidentChart::new("title");
+    for (name, seconds) in [("short", 1.0), ("long", 4.0)] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, [line(0.0, 0, 0), line(seconds, 92_000_000, 0)].concat()).unwrap();
+        chart = chart.run_of_file(name, path).unwrap();
+    }
+    let svg = chart.svg();
+    // Two panels of 562 points: the short run ends at a quarter of the first one.
+    assert!(svg.contains("M96.0 460.0L236.5 143.5\""), "{svg}");
+    assert!(svg.contains("M694.0 460.0L1256.0 143.5\""), "{svg}");
+    assert!(svg.contains("time, s") && !svg.contains("time, ms"), "{svg}");
+}
+
+#[test]
+fn one_moment_is_seen() {
+    let svg = chart(&line(0.0, 92_000_000, 0)).unwrap().svg();
+    assert!(svg.contains("cx=\"96.0\" cy=\"143.5\""), "{svg}");
 }
 
 #[test]

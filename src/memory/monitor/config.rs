@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lines::Lines;
-use super::sample::Sample;
+use super::reading::Reading;
 use super::source::{Here, Source};
-use super::watch::{OnSample, Watch};
+use super::watch::{OnReading, Watch};
 use super::{Monitor, Shared, run};
 use crate::error::{Error, Result};
 
@@ -17,15 +17,15 @@ pub struct MonitorConfig {
     warn_at: f64,
     margin: f64,
     lines: Option<PathBuf>,
-    on_sample: Option<OnSample>,
+    on_reading: Option<OnReading>,
 }
 
 impl MonitorConfig {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, warn_at: 0.9, margin: 0.05, lines: None, on_sample: None }
+        Self { interval, warn_at: 0.9, margin: 0.05, lines: None, on_reading: None }
     }
 
-    /// Appends each sample to a file as one line of JSON, complete when the sample is over.
+    /// Appends each reading to a file as one line of JSON, complete when the reading is over.
     ///
     /// Times are in seconds since the start and since 1970, everything else is whole bytes;
     /// `docs/system.md` lists the fields. Lines come behind those that the file has. Where
@@ -35,10 +35,10 @@ impl MonitorConfig {
         Self { lines: Some(path.into()), ..self }
     }
 
-    /// Calls a function with each sample, on the monitor's thread. While it runs no sample is
+    /// Calls a function with each reading, on the monitor's thread. While it runs no reading is
     /// taken. One that panics is not called again, and [`Monitor::stop`] returns its panic.
-    pub fn on_sample(self, on_sample: impl FnMut(&Sample) + Send + 'static) -> Self {
-        Self { on_sample: Some(Box::new(on_sample)), ..self }
+    pub fn on_reading(self, on_reading: impl FnMut(&Reading) + Send + 'static) -> Self {
+        Self { on_reading: Some(Box::new(on_reading)), ..self }
     }
 
     /// Warns once this share of the machine's RAM, or of the control group's limit, is in use;
@@ -53,7 +53,7 @@ impl MonitorConfig {
         Self { margin: share, ..self }
     }
 
-    /// Takes the first sample and starts the thread.
+    /// Takes the first reading and starts the thread.
     ///
     /// # Errors
     /// [`Error::Config`] for an interval of zero, a share to warn at outside of 0 to 1, a margin
@@ -66,7 +66,7 @@ impl MonitorConfig {
     pub(super) fn start_from(self, source: impl FnOnce() -> Box<dyn Source>) -> Result<Monitor> {
         self.check()?;
         let lines = self.lines.as_deref().map(Lines::open).transpose()?;
-        let mut watch = Watch::new(source(), self.warn_at, self.margin).telling(lines, self.on_sample);
+        let mut watch = Watch::new(source(), self.warn_at, self.margin).telling(lines, self.on_reading);
         let first = watch.look();
         let shared = Arc::new(Shared::new(&first));
         let (theirs, interval) = (shared.clone(), self.interval);

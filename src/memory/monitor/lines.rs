@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::sample::Sample;
+use super::reading::Reading;
 use crate::error::{Error, Result};
 use crate::memory::summary::name;
 
-/// A file that gets one JSON object per sample.
+/// A file that gets one JSON object per reading.
 #[derive(Debug)]
 pub(super) struct Lines {
     path: PathBuf,
@@ -27,14 +27,14 @@ impl Lines {
         Ok(Self { path: path.to_owned(), file, torn })
     }
 
-    /// Writes a sample's line as a whole, and hands it to the system at once.
-    pub(super) fn write(&mut self, sample: &Sample) -> Result<()> {
+    /// Writes a reading's line as a whole, and hands it to the system at once.
+    pub(super) fn write(&mut self, reading: &Reading) -> Result<()> {
         let failed = |source| Error::Io { action: "writing", path: self.path.clone(), source };
         let mut bytes = Vec::with_capacity(512);
         if self.torn {
             bytes.push(b'\n');
         }
-        serde_json::to_writer(&mut bytes, &Line::of(sample)).map_err(|error| failed(error.into()))?;
+        serde_json::to_writer(&mut bytes, &Line::of(reading)).map_err(|error| failed(error.into()))?;
         bytes.push(b'\n');
         let written = self.file.write_all(&bytes).map_err(failed);
         self.torn = written.is_err();
@@ -99,31 +99,31 @@ struct Full {
 }
 
 impl Line {
-    fn of(sample: &Sample) -> Self {
-        let counted = sample.devices.iter().map(|device| Counted {
+    fn of(reading: &Reading) -> Self {
+        let counted = reading.devices.iter().map(|device| Counted {
             device: name(device.device),
             live: device.live,
             peak: device.peak,
             reserved: device.reserved,
         });
-        let full = sample.warnings.iter().map(|warning| Full {
+        let full = reading.warnings.iter().map(|warning| Full {
             pool: warning.pool.name(),
             used: warning.used,
             total: warning.total,
         });
         Self {
-            seconds: seconds(sample.time),
-            unix_seconds: seconds(sample.unix),
+            seconds: seconds(reading.time),
+            unix_seconds: seconds(reading.unix),
             devices: counted.collect(),
-            resident: sample.resident.map(|own| Own {
+            resident: reading.resident.map(|own| Own {
                 anonymous: own.anonymous,
                 file: own.file,
                 shared: own.shared,
             }),
-            ram_total: sample.ram_total,
-            ram_available: sample.ram_available,
-            swap_used: sample.swap_used,
-            cgroup: sample.cgroup.map(|group| Group {
+            ram_total: reading.ram_total,
+            ram_available: reading.ram_available,
+            swap_used: reading.swap_used,
+            cgroup: reading.cgroup.map(|group| Group {
                 usage: group.usage,
                 page_cache: group.page_cache,
                 limit: group.limit,

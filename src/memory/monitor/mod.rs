@@ -2,7 +2,7 @@
 
 mod config;
 mod lines;
-mod sample;
+mod reading;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 pub use config::MonitorConfig;
-pub use sample::{CgroupSample, DeviceSample, MonitorSummary, Sample, Warning};
+pub use reading::{CgroupReading, DeviceReading, MonitorSummary, Reading, Warning};
 use watch::Watch;
 
 use crate::error::{Error, Result};
@@ -27,15 +27,15 @@ pub const WARNINGS: usize = 256;
 /// Looks at the memory of devices, process, machine and control group again and again, on a
 /// thread of its own.
 ///
-/// Samples go to a file, to a function of yours, or wait to be asked for. Memory that is nearly
+/// Readings go to a file, to a function of yours, or wait to be asked for. Memory that is nearly
 /// full is warned of through [`tracing`] before the kernel kills the process: once, and again
 /// only after it had come down.
 ///
-/// *Cost*: under a millisecond of one core per sample, for the counters and some twenty small
+/// *Cost*: under a millisecond of one core per reading, for the counters and some twenty small
 /// files of `/proc` and `/sys`. It takes no counted memory, draws no random number and waits for
 /// no device.
 ///
-/// *Limits*: what rises and falls between two samples is not seen, except the peaks that
+/// *Limits*: what rises and falls between two readings is not seen, except the peaks that
 /// allocators count themselves. The group to watch is looked up at the start. Outside Linux
 /// only devices have figures.
 ///
@@ -49,7 +49,7 @@ pub const WARNINGS: usize = 256;
 /// // … train; for a progress bar:
 /// println!("live on the CPU: {} B", monitor.latest().devices[0].live);
 /// let summary = monitor.stop()?;
-/// assert!(summary.samples >= 2); // one at the start, one at the end
+/// assert!(summary.readings >= 2); // one at the start, one at the end
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[must_use = "a monitor ends when it is dropped"]
@@ -64,8 +64,8 @@ impl Monitor {
         MonitorConfig::new(interval)
     }
 
-    /// The newest sample.
-    pub fn latest(&self) -> Sample {
+    /// The newest reading.
+    pub fn latest(&self) -> Reading {
         self.shared.state.lock().latest.clone()
     }
 
@@ -79,18 +79,18 @@ impl Monitor {
         self.shared.state.lock().summary.warnings.clone()
     }
 
-    /// Takes a last sample, ends and returns the highest figures.
+    /// Takes a last reading, ends and returns the highest figures.
     ///
     /// # Errors
     /// The first failure of writing lines, or the panic of the function that is called with
-    /// samples; [`Monitor::summary`], asked before, has the figures nevertheless.
+    /// readings; [`Monitor::summary`], asked before, has the figures nevertheless.
     pub fn stop(mut self) -> Result<MonitorSummary> {
-        self.end(Ending::AfterASample)?;
+        self.end(Ending::AfterAReading)?;
         let mut state = self.shared.state.lock();
         state.failure.take().map_or_else(|| Ok(state.summary.clone()), Err)
     }
 
-    /// Ends the thread and waits for that; the wait between samples ends at once.
+    /// Ends the thread and waits for that; the wait between readings ends at once.
     fn end(&mut self, ending: Ending) -> Result<()> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
         self.shared.state.lock().ending = Some(ending);
@@ -126,7 +126,7 @@ struct Shared {
 }
 
 struct State {
-    latest: Sample,
+    latest: Reading,
     summary: MonitorSummary,
     failure: Option<Error>,
     ending: Option<Ending>,
@@ -136,21 +136,21 @@ struct State {
 #[derive(Clone, Copy)]
 enum Ending {
     Now,
-    AfterASample,
+    AfterAReading,
 }
 
 impl Shared {
-    fn new(first: &Sample) -> Self {
+    fn new(first: &Reading) -> Self {
         let mut summary = MonitorSummary::default();
         summary.add(first);
         let state = State { latest: first.clone(), summary, failure: None, ending: None };
         Self { state: Mutex::new(state), woken: Condvar::new() }
     }
 
-    fn publish(&self, sample: &Sample) {
+    fn publish(&self, reading: &Reading) {
         let mut state = self.state.lock();
-        state.summary.add(sample);
-        state.latest = sample.clone();
+        state.summary.add(reading);
+        state.latest = reading.clone();
     }
 
     /// Keeps the first failure for `stop` and logs the others.
@@ -162,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// Waits until it is time for the next sample, or until the monitor is to end. A time that
+    /// Waits until it is time for the next reading, or until the monitor is to end. A time that
     /// no clock reaches never comes.
     fn wait(&self, due: Option<Instant>) -> Option<Ending> {
         let mut state = self.state.lock();
@@ -178,9 +178,9 @@ impl Shared {
 }
 
 /// The thread.
-fn run(mut watch: Watch, shared: &Shared, first: Sample, interval: Duration) {
-    let tell = |watch: &mut Watch, sample: &Sample| {
-        if let Err(error) = watch.tell(sample) {
+fn run(mut watch: Watch, shared: &Shared, first: Reading, interval: Duration) {
+    let tell = |watch: &mut Watch, reading: &Reading| {
+        if let Err(error) = watch.tell(reading) {
             shared.failed(error);
         }
     };
@@ -191,13 +191,13 @@ fn run(mut watch: Watch, shared: &Shared, first: Sample, interval: Duration) {
         if matches!(ending, Some(Ending::Now)) {
             return;
         }
-        let sample = watch.look();
-        shared.publish(&sample);
-        tell(&mut watch, &sample);
+        let reading = watch.look();
+        shared.publish(&reading);
+        tell(&mut watch, &reading);
         if ending.is_some() {
             return;
         }
-        // Samples that came too late are left out, not caught up with.
+        // Readings that came too late are left out, not caught up with.
         let now = Instant::now();
         due = due.and_then(|due| due.checked_add(interval)).filter(|due| *due > now);
         due = due.or_else(|| now.checked_add(interval));

@@ -8,35 +8,35 @@ use super::*;
 use crate::memory::{Pool, Resident};
 
 /// Figures from a list; at its end the last ones again.
-struct Script(Vec<Sample>);
+struct Script(Vec<Reading>);
 
 impl Source for Script {
-    fn read(&mut self) -> Sample {
+    fn read(&mut self) -> Reading {
         if self.0.len() > 1 { self.0.remove(0) } else { self.0[0].clone() }
     }
 }
 
 /// A moment at which so many of 1,000 bytes of RAM, and so many of a cgroup's 100, are in use.
-fn moment(host: u64, group: u64) -> Sample {
-    Sample {
+fn moment(host: u64, group: u64) -> Reading {
+    Reading {
         time: Duration::from_secs(host),
         unix: Duration::from_secs(1_000_000),
-        devices: vec![DeviceSample { device: Device::Cpu, live: host, peak: host + 7, reserved: host + 1 }],
+        devices: vec![DeviceReading { device: Device::Cpu, live: host, peak: host + 7, reserved: host + 1 }],
         resident: Some(Resident { anonymous: host * 2, file: 3, shared: 4 }),
         ram_total: Some(1000),
         ram_available: Some(1000 - host),
         swap_used: Some(host / 2),
-        cgroup: Some(CgroupSample { usage: group + 50, page_cache: 50, limit: Some(100) }),
+        cgroup: Some(CgroupReading { usage: group + 50, page_cache: 50, limit: Some(100) }),
         warnings: Vec::new(),
     }
 }
 
-/// Warnings of a watch over figures, each with the number of its sample.
+/// Warnings of a watch over figures, each with the number of its reading.
 fn warned(figures: &[(u64, u64)], warn_at: f64, margin: f64) -> Vec<(usize, Pool)> {
-    let samples = figures.iter().map(|(host, group)| moment(*host, *group)).collect();
-    let mut watch = Watch::new(Box::new(Script(samples)), warn_at, margin);
+    let readings = figures.iter().map(|(host, group)| moment(*host, *group)).collect();
+    let mut watch = Watch::new(Box::new(Script(readings)), warn_at, margin);
     let looks = (0..figures.len()).map(|_| watch.look()).enumerate();
-    looks.flat_map(|(at, sample)| sample.warnings.into_iter().map(move |found| (at, found.pool))).collect()
+    looks.flat_map(|(at, reading)| reading.warnings.into_iter().map(move |found| (at, found.pool))).collect()
 }
 
 #[test]
@@ -64,9 +64,9 @@ fn the_share_to_warn_at_can_be_set() {
 
 #[test]
 fn page_cache_does_not_warn() {
-    let mut sample = moment(0, 0);
-    sample.cgroup = Some(CgroupSample { usage: 99, page_cache: 60, limit: Some(100) });
-    let mut watch = Watch::new(Box::new(Script(vec![sample])), 0.9, 0.05);
+    let mut reading = moment(0, 0);
+    reading.cgroup = Some(CgroupReading { usage: 99, page_cache: 60, limit: Some(100) });
+    let mut watch = Watch::new(Box::new(Script(vec![reading])), 0.9, 0.05);
     assert_eq!(watch.look().warnings, []);
 }
 
@@ -77,7 +77,7 @@ fn figures_that_are_missing_do_not_warn() {
     let mut empty = moment(999, 0);
     empty.ram_total = Some(0);
     let mut open = moment(0, 0);
-    open.cgroup = Some(CgroupSample { usage: u64::MAX, page_cache: 0, limit: None });
+    open.cgroup = Some(CgroupReading { usage: u64::MAX, page_cache: 0, limit: None });
     let mut watch = Watch::new(Box::new(Script(vec![silent, empty, open])), 0.9, 0.05);
     assert!((0..3).all(|_| watch.look().warnings.is_empty()));
 }
@@ -98,11 +98,11 @@ fn a_warning_is_logged_with_its_figures() {
 #[test]
 fn the_summary_has_the_highest_of_each_figure() {
     let mut summary = MonitorSummary::default();
-    for sample in [moment(300, 40), moment(800, 90), moment(500, 20)] {
-        summary.add(&sample);
+    for reading in [moment(300, 40), moment(800, 90), moment(500, 20)] {
+        summary.add(&reading);
     }
-    assert_eq!((summary.samples, summary.time), (3, Duration::from_secs(500)));
-    let device = DeviceSample { device: Device::Cpu, live: 800, peak: 807, reserved: 801 };
+    assert_eq!((summary.readings, summary.time), (3, Duration::from_secs(500)));
+    let device = DeviceReading { device: Device::Cpu, live: 800, peak: 807, reserved: 801 };
     assert_eq!(summary.devices, [device]);
     assert_eq!((summary.resident, summary.ram_available), (Some(1600), Some(200)));
     assert_eq!((summary.swap_used, summary.cgroup_used), (Some(400), Some(90)));
@@ -112,10 +112,10 @@ fn the_summary_has_the_highest_of_each_figure() {
 fn only_the_newest_warnings_are_kept() {
     let mut summary = MonitorSummary::default();
     for at in 0..WARNINGS as u64 + 3 {
-        let mut sample = moment(0, 0);
+        let mut reading = moment(0, 0);
         let time = Duration::from_secs(at);
-        sample.warnings = vec![Warning { pool: Pool::Host, used: at, total: 1, time }];
-        summary.add(&sample);
+        reading.warnings = vec![Warning { pool: Pool::Host, used: at, total: 1, time }];
+        summary.add(&reading);
     }
     assert_eq!(summary.warnings.len(), WARNINGS);
     assert_eq!(summary.warnings[0].used, 3);
@@ -123,14 +123,14 @@ fn only_the_newest_warnings_are_kept() {
 
 #[test]
 fn a_thread_hands_on_what_its_source_says() {
-    let (sender, samples) = mpsc::channel();
+    let (sender, readings) = mpsc::channel();
     let script = Script(vec![moment(100, 10), moment(950, 10), moment(200, 10)]);
-    let config = Monitor::every(Duration::from_micros(100)).on_sample(move |sample| {
-        let _ = sender.send(sample.clone());
+    let config = Monitor::every(Duration::from_micros(100)).on_reading(move |reading| {
+        let _ = sender.send(reading.clone());
     });
     let monitor = config.start_from(|| Box::new(script)).unwrap();
-    let seen: Vec<Sample> = samples.iter().take(3).collect();
-    assert_eq!(seen.iter().map(|sample| sample.devices[0].live).collect::<Vec<_>>(), [100, 950, 200]);
+    let seen: Vec<Reading> = readings.iter().take(3).collect();
+    assert_eq!(seen.iter().map(|reading| reading.devices[0].live).collect::<Vec<_>>(), [100, 950, 200]);
     assert_eq!(seen[1].warnings.len(), 1);
     assert_eq!(monitor.warnings(), seen[1].warnings);
     assert_eq!(monitor.latest().devices[0].live, 200);
@@ -149,14 +149,14 @@ fn a_function_that_panics_is_called_no_more_and_the_monitor_goes_on() {
             std::panic::resume_unwind(Box::new("a bar that is gone"));
         })),
     );
-    let sample = watch.look();
-    let told = watch.tell(&sample);
+    let reading = watch.look();
+    let told = watch.tell(&reading);
     assert!(
         matches!(&told, Err(Error::Panic { message, .. }) if message == "a bar that is gone"),
         "{told:?}"
     );
-    let sample = watch.look();
-    watch.tell(&sample).unwrap();
+    let reading = watch.look();
+    watch.tell(&reading).unwrap();
     assert_eq!(calls.iter().count(), 1);
 }
 
@@ -164,10 +164,10 @@ fn a_function_that_panics_is_called_no_more_and_the_monitor_goes_on() {
 fn a_line_has_every_figure_as_a_whole_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lines");
-    let mut sample = moment(950, 95);
-    sample.time = Duration::from_micros(1_250_000);
-    sample.warnings = vec![Warning { pool: Pool::Cgroup, used: 95, total: 100, time: sample.time }];
-    Lines::open(&path).unwrap().write(&sample).unwrap();
+    let mut reading = moment(950, 95);
+    reading.time = Duration::from_micros(1_250_000);
+    reading.warnings = vec![Warning { pool: Pool::Cgroup, used: 95, total: 100, time: reading.time }];
+    Lines::open(&path).unwrap().write(&reading).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     let expected = "{\"seconds\":1.25,\"unix_seconds\":1000000.0,\
         \"devices\":[{\"device\":\"cpu\",\"live\":950,\"peak\":957,\"reserved\":951}],\
@@ -182,9 +182,9 @@ fn a_line_has_every_figure_as_a_whole_number() {
 fn figures_that_are_missing_are_null() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lines");
-    let mut sample = moment(1, 1);
-    (sample.resident, sample.ram_total, sample.swap_used, sample.cgroup) = (None, None, None, None);
-    Lines::open(&path).unwrap().write(&sample).unwrap();
+    let mut reading = moment(1, 1);
+    (reading.resident, reading.ram_total, reading.swap_used, reading.cgroup) = (None, None, None, None);
+    Lines::open(&path).unwrap().write(&reading).unwrap();
     let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     for name in ["resident", "ram_total", "swap_used", "cgroup"] {
         assert!(line[name].is_null(), "{name}");

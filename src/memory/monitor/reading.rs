@@ -9,13 +9,13 @@ use crate::memory::system::Pool;
 /// not tell is `None`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
-    /// Since the monitor started.
+pub struct Reading {
+    /// Since the monitor's first reading.
     pub time: Duration,
     /// Since the beginning of 1970.
     pub unix: Duration,
     /// What libtorch's allocators count, the CPU's first.
-    pub devices: Vec<DeviceSample>,
+    pub devices: Vec<DeviceReading>,
     /// What this process keeps in memory.
     pub resident: Option<Resident>,
     /// The machine's RAM.
@@ -25,15 +25,15 @@ pub struct Sample {
     /// Swap that is in use.
     pub swap_used: Option<u64>,
     /// The control group that binds this process.
-    pub cgroup: Option<CgroupSample>,
-    /// Warnings that began with this sample.
+    pub cgroup: Option<CgroupReading>,
+    /// Warnings that began with this reading.
     pub warnings: Vec<Warning>,
 }
 
 /// What a device's allocator counted at one moment, in bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceSample {
+pub struct DeviceReading {
     /// The device.
     pub device: Device,
     /// Live bytes.
@@ -48,7 +48,7 @@ pub struct DeviceSample {
 /// The control group at one moment, in bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CgroupSample {
+pub struct CgroupReading {
     /// What counts against the limit, page cache included.
     pub usage: u64,
     /// Page cache in it.
@@ -67,7 +67,7 @@ pub struct Warning {
     pub used: u64,
     /// Bytes that there are.
     pub total: u64,
-    /// When, since the monitor started.
+    /// When, since the monitor's first reading.
     pub time: Duration,
 }
 
@@ -75,12 +75,12 @@ pub struct Warning {
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MonitorSummary {
-    /// Moments that it saw.
-    pub samples: u64,
-    /// From its start to the last of them.
+    /// How many readings.
+    pub readings: u64,
+    /// From the first to the last of them.
     pub time: Duration,
-    /// The highest of each device; `peak` is the counter's, so nothing falls between samples.
-    pub devices: Vec<DeviceSample>,
+    /// The highest of each device; `peak` is the counter's, so nothing falls between readings.
+    pub devices: Vec<DeviceReading>,
     /// Highest resident bytes of this process, anonymous ones.
     pub resident: Option<u64>,
     /// Least RAM that was available.
@@ -93,7 +93,7 @@ pub struct MonitorSummary {
     pub warnings: Vec<Warning>,
 }
 
-impl CgroupSample {
+impl CgroupReading {
     /// Bytes that count against the limit and that the kernel cannot drop.
     pub fn used(&self) -> u64 {
         self.usage.saturating_sub(self.page_cache)
@@ -102,10 +102,10 @@ impl CgroupSample {
 
 impl MonitorSummary {
     /// Takes one more moment in.
-    pub(super) fn add(&mut self, sample: &Sample) {
-        self.samples += 1;
-        self.time = sample.time;
-        for now in &sample.devices {
+    pub(super) fn add(&mut self, reading: &Reading) {
+        self.readings += 1;
+        self.time = reading.time;
+        for now in &reading.devices {
             match self.devices.iter_mut().find(|known| known.device == now.device) {
                 Some(known) => {
                     known.live = known.live.max(now.live);
@@ -116,14 +116,14 @@ impl MonitorSummary {
             }
         }
         // `None` is less than any figure.
-        self.resident = self.resident.max(sample.resident.map(|resident| resident.anonymous));
-        self.swap_used = self.swap_used.max(sample.swap_used);
-        self.cgroup_used = self.cgroup_used.max(sample.cgroup.as_ref().map(CgroupSample::used));
-        self.ram_available = match (self.ram_available, sample.ram_available) {
+        self.resident = self.resident.max(reading.resident.map(|resident| resident.anonymous));
+        self.swap_used = self.swap_used.max(reading.swap_used);
+        self.cgroup_used = self.cgroup_used.max(reading.cgroup.as_ref().map(CgroupReading::used));
+        self.ram_available = match (self.ram_available, reading.ram_available) {
             (Some(least), Some(now)) => Some(least.min(now)),
             (least, now) => least.or(now),
         };
-        self.warnings.extend(&sample.warnings);
+        self.warnings.extend(&reading.warnings);
         let surplus = self.warnings.len().saturating_sub(super::WARNINGS);
         self.warnings.drain(..surplus);
     }
