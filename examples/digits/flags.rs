@@ -12,7 +12,7 @@ pub struct Flags {
     /// digits` fetches it
     #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/.data/digits.csv.gz"))]
     pub data: PathBuf,
-    /// Passes over the pictures
+    /// Epochs to train
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = value_parser!(u16).range(1..=10_000))]
     epochs: u16,
     /// Pictures in one batch
