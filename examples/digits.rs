@@ -80,7 +80,7 @@ fn run(flags: &Flags) -> Result<(), Failure> {
     println!("{training}\n");
 
     let mut snapshots = begin(flags, &mut training, &mut loader)?;
-    let mut peak = 0;
+    let (mut peak, mut left) = (0, flags.pause_after.unwrap_or(u64::MAX));
     while loader.epoch() < flags.epochs() && !stopped.load(Ordering::Relaxed) {
         let (epoch, start) = (loader.epoch(), Instant::now());
         let (mut sum, mut stepped) = (0.0, 0_u32);
@@ -92,8 +92,10 @@ fn run(flags: &Flags) -> Result<(), Failure> {
                 peak = peak.max(highest);
                 stepped += 1;
             }
+            left -= 1;
             // Behind the step: a batch that the loader gave is one that training had.
-            if stopped.load(Ordering::Relaxed) {
+            if left == 0 || stopped.load(Ordering::Relaxed) {
+                stopped.store(true, Ordering::Relaxed);
                 break;
             }
         }

@@ -42,6 +42,9 @@ pub struct Flags {
     /// Go on from the newest snapshot in the folder
     #[arg(long, requires = "snapshot")]
     pub resume: bool,
+    /// Stop after so many steps of this call, as Ctrl-C does
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub pause_after: Option<u64>,
 }
 
 /// The dtype of the arithmetic.
