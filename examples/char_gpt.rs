@@ -13,6 +13,7 @@ mod gpt;
 mod keeper;
 #[path = "char_gpt/progress.rs"]
 mod progress;
+mod refusals;
 #[path = "char_gpt/table.rs"]
 mod table;
 
@@ -45,7 +46,7 @@ fn run(flags: &Flags) -> Result<(), Failure> {
     let handler = stopped.clone();
     ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed))?;
     let stop = move || stopped.load(Ordering::Relaxed);
-    leave_refusals_to_errors();
+    refusals::leave_to_errors();
 
     let config = flags.config();
     let text = match &flags.text {
@@ -106,7 +107,7 @@ fn summarise(
     let entropy = text.entropy();
     let verdict = if loss < entropy { "below" } else { "not yet below" };
     let sample = training.stack.evaluate(|| Ok(training.model.write(b"\n", 240, Device::Cpu)))?;
-    println!("\na sample of its text:\n{}\n", printable(&sample));
+    println!("\nsome text of its own:\n{}\n", printable(&sample));
     let (done, all) = (progress.done(), flags.steps());
     println!("{done} of {all} steps, {steps} here in {seconds:.0} s, {} skipped", progress.skipped);
     println!("validation loss {loss:.3} nats a byte, {verdict} {entropy:.3} of guessing by frequency");
@@ -119,16 +120,4 @@ fn summarise(
 fn printable(bytes: &[u8]) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
     String::from_utf8_lossy(bytes).chars().map(shown).collect()
-}
-
-/// tch's convenient calls panic where libtorch refuses. The stack turns those panics into
-/// errors, so the text that a panic prints would come twice.
-fn leave_refusals_to_errors() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>();
-        if !text.is_some_and(|text| text.contains("value: Torch(")) {
-            usual(panic);
-        }
-    }));
 }

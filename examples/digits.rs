@@ -17,6 +17,7 @@ mod data;
 mod flags;
 #[path = "digits/model.rs"]
 mod model;
+mod refusals;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ fn run(flags: &Flags) -> Result<(), Failure> {
     let stopped = Arc::new(AtomicBool::new(false));
     let handler = stopped.clone();
     ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed))?;
-    leave_refusals_to_errors();
+    refusals::leave_to_errors();
 
     let digits = Digits::of_file(&flags.data)?;
     println!(
@@ -66,29 +67,36 @@ fn run(flags: &Flags) -> Result<(), Failure> {
         digits.training_rows(),
         digits.validation_rows()
     );
-    let mut loader = digits.training(flags.batch(), flags.seed(), flags.workers())?;
-    let mut validation = digits.validation(flags.workers())?;
+    let device = Device::cuda_if_available();
+    let mut loader = digits.training(flags.batch(), flags.seed(), flags.workers(), device)?;
+    let mut validation = digits.validation(flags.workers(), device)?;
 
     tch::set_num_threads(flags.threads());
     tch::manual_seed(flags.seed() as i64);
-    let vs = nn::VarStore::new(Device::Cpu);
+    let vs = nn::VarStore::new(device);
     let model = ResNet::new(&vs.root());
     let steps = flags.epochs() * digits.training_rows().div_ceil(flags.batch() as u64);
     let mut training = stack(flags, &vs, steps)?;
     println!("{training}\n");
 
     let mut snapshots = begin(flags, &mut training, &mut loader)?;
-    let mut peak = 0;
+    let (mut peak, mut left) = (0, flags.pause_after.unwrap_or(u64::MAX));
     while loader.epoch() < flags.epochs() && !stopped.load(Ordering::Relaxed) {
         let (epoch, start) = (loader.epoch(), Instant::now());
         let (mut sum, mut stepped) = (0.0, 0_u32);
         // Ends where the epoch ends; a resumed one begins in its middle.
-        for batch in loader.by_ref().take_while(|_| !stopped.load(Ordering::Relaxed)) {
+        for batch in loader.by_ref() {
             let outcome = training.step_batch(&batch?, |batch| loss(&model, &batch.batch))?;
             if let StepOutcome::Stepped { loss, peak: highest, .. } = outcome {
                 sum += loss.double_value(&[]);
                 peak = peak.max(highest);
                 stepped += 1;
+            }
+            left -= 1;
+            // Behind the step: a batch that the loader gave is one that training had.
+            if left == 0 || stopped.load(Ordering::Relaxed) {
+                stopped.store(true, Ordering::Relaxed);
+                break;
             }
         }
         if stepped > 0 {
@@ -162,16 +170,4 @@ fn begin(
         None => println!("there is no snapshot in {folder} yet: starting from the beginning"),
     }
     Ok(Some(snapshots))
-}
-
-/// tch's convenient calls panic where libtorch refuses. The stack turns those panics into errors,
-/// so the text that a panic prints would come twice.
-fn leave_refusals_to_errors() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>();
-        if !text.is_some_and(|text| text.contains("value: Torch(")) {
-            usual(panic);
-        }
-    }));
 }

@@ -1,7 +1,7 @@
 //! memfit's side of the section `data` of `cargo xtask peers`: a `Loader`, epoch by epoch.
 //!
 //! - `tokens FILE COUNT` writes a file of so many random 16-bit tokens.
-//! - `serve tokens|images PATH WORKERS REPEAT BATCH` reads lines: `epoch` runs a shuffled epoch and gives
+//! - `serve tokens|tokens-by-position|images PATH WORKERS REPEAT BATCH` reads lines: `epoch` runs a shuffled epoch and gives
 //!   `<seconds> <samples>`; `first FILE` writes the first batch of the data's own order to a file, number
 //!   by number, and gives `<samples>`; anything else ends it.
 //! - `training tokens|images PATH PAIRS` prints what loading beside it costs a training step.
@@ -22,6 +22,8 @@ use std::time::Instant;
 use memfit::Batch;
 use memfit::data::Loader;
 use memfit::tch::Tensor;
+
+use tokens::Reading;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -55,15 +57,16 @@ fn serve(kind: &str, path: &Path, numbers: &[&str]) -> Result<(), Failure> {
     let [workers, repeat, batch] = numbers[..] else { return Err("three numbers follow the path".into()) };
     let input = || std::io::stdin().lock().lines().map_while(Result::ok);
     match kind {
-        "tokens" => {
-            tokens::warm_up(path)?;
-            answer(input(), |shuffled| tokens::loader(path, batch, workers, shuffled))
+        "tokens" | "tokens-by-position" => {
+            let reading = if kind == "tokens" { Reading::Mapped } else { Reading::ByPosition };
+            tokens::warm_up(path, reading)?;
+            answer(input(), |shuffled| tokens::loader(path, reading, batch, workers, shuffled))
         }
         "images" => {
             images::warm_up(path)?;
             answer(input(), |shuffled| images::loader(path, repeat, batch, workers, shuffled))
         }
-        _ => Err(format!("there is no data {kind}: tokens and images").into()),
+        _ => Err(format!("there is no data {kind}: tokens, tokens-by-position and images").into()),
     }
 }
 
@@ -134,9 +137,12 @@ fn try_all() -> Result<(), Failure> {
     tokens::write(&file, 40 * 256 + 1)?;
     images::write_small(folder.path(), 9)?;
     for workers in [0, 2] {
-        let rows = epoch(&mut tokens::loader(&file, 8, workers, true)?)?;
+        for reading in [Reading::Mapped, Reading::ByPosition] {
+            let rows = epoch(&mut tokens::loader(&file, reading, 8, workers, true)?)?;
+            println!("{workers} workers: {rows} rows of tokens in an epoch, {reading:?}");
+        }
         let pictures = epoch(&mut images::loader(folder.path(), 2, 8, workers, true)?)?;
-        println!("{workers} workers: {rows} rows of tokens and {pictures} pictures in an epoch");
+        println!("{workers} workers: {pictures} pictures in an epoch");
     }
     let written = folder.path().join("first");
     first(&mut images::loader(folder.path(), 1, 8, 0, false)?, &written)?;

@@ -22,19 +22,39 @@ pub fn write(path: &Path, count: u64) -> Result<(), Failure> {
     Ok(file.flush()?)
 }
 
+/// How tokens come out of their file.
+#[derive(Clone, Copy, Debug)]
+pub enum Reading {
+    /// From a mapping of the file.
+    Mapped,
+    /// By positioned reads.
+    ByPosition,
+}
+
 /// Rows of [`CONTEXT`] tokens, and the tokens that follow them.
-pub fn loader(path: &Path, batch: usize, workers: usize, shuffled: bool) -> Result<Pairs, Failure> {
-    let loader = Loader::new(rows(path)?).batch(batch).workers(workers).prefetch(crate::PREFETCH);
+pub fn loader(
+    path: &Path,
+    reading: Reading,
+    batch: usize,
+    workers: usize,
+    shuffled: bool,
+) -> Result<Pairs, Failure> {
+    let loader = Loader::new(rows(path, reading)?).batch(batch).workers(workers).prefetch(crate::PREFETCH);
     Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
 }
 
 /// Uses once what a loader uses.
-pub fn warm_up(path: &Path) -> Result<(), Failure> {
-    let (inputs, _) = rows(path)?.get(0, &mut Random::of_sample(0, 0, 0))?;
+pub fn warm_up(path: &Path, reading: Reading) -> Result<(), Failure> {
+    let (inputs, _) = rows(path, reading)?.get(0, &mut Random::of_sample(0, 0, 0))?;
     let _ = Tensor::from_slice(&inputs);
     Ok(())
 }
 
-fn rows(path: &Path) -> Result<NextToken<u16>, Failure> {
-    Ok(Tokens::open(path)?.next_token(CONTEXT)?)
+fn rows(path: &Path, reading: Reading) -> Result<NextToken<u16>, Failure> {
+    let tokens = Tokens::open(path)?;
+    let tokens = match reading {
+        Reading::Mapped => tokens.mapped()?,
+        Reading::ByPosition => tokens,
+    };
+    Ok(tokens.next_token(CONTEXT)?)
 }

@@ -9,7 +9,7 @@ use memfit::tch::nn::{self, ModuleT};
 use memfit::tch::{self, Device, Kind, Tensor};
 use memfit::{Loss, Stack};
 
-use crate::tokens::VOCABULARY;
+use crate::tokens::{Reading, VOCABULARY};
 use crate::{Failure, Pairs, images, tokens};
 
 /// Steps of a turn that are not timed: the loader has batches ready when its turn begins.
@@ -27,7 +27,7 @@ pub fn tokens(path: &Path, pairs: usize, steps: usize) -> Result<(), Failure> {
         let guess = layers.forward_t(&x.apply(&embedding), true);
         guess.mse_loss(&y.apply(&embedding).detach(), tch::Reduction::Mean)
     };
-    turns("tokens", &vs, tokens::loader(path, 32, 1, true)?, loss, [pairs, steps])
+    turns("tokens", &vs, tokens::loader(path, Reading::Mapped, 32, 1, true)?, loss, [pairs, steps])
 }
 
 /// Batches of 8: the step has to take longer than loading one does.

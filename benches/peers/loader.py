@@ -33,9 +33,8 @@ class Tokens(Dataset):
 
     def __getitem__(self, index):
         start = index * self.context
-        x = torch.from_numpy(self.data[start : start + self.context].astype(np.int64))
-        y = torch.from_numpy(self.data[start + 1 : start + 1 + self.context].astype(np.int64))
-        return x, y
+        row = torch.from_numpy(self.data[start : start + self.context + 1].astype(np.int64))
+        return row[:-1], row[1:]
 
 
 class Images(Dataset):

@@ -2,9 +2,9 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memfit::data::{Csv, Fields, Interrupt, Loader, Origin, Random, Row, Stream};
-use memfit::tch::Tensor;
-use memfit::{Error, Mark, Result};
+use memfit::data::{Csv, Fields, Loader, Part, Random, Row};
+use memfit::tch::{Device, Tensor};
+use memfit::{Error, Result};
 
 use super::Failure;
 
@@ -73,79 +73,33 @@ impl Digits {
     ///
     /// # Errors
     /// The loader's.
-    pub fn training(&self, batch: usize, seed: u64, workers: usize) -> Result<Loader<Pictures>> {
+    pub fn training(
+        &self,
+        batch: usize,
+        seed: u64,
+        workers: usize,
+        device: Device,
+    ) -> Result<Loader<Pictures>> {
         // The shuffle buffer, of 10,000 rows, has room for all: any order is as likely.
         let part = Loader::stream(self.part(0..self.training_rows())).shuffle(seed);
-        part.map(digit).map(disturbed).batch(batch).workers(workers).build()
+        part.map(digit).map(disturbed).batch(batch).workers(workers).pin(device).build()
     }
 
     /// Batches to validate with, always the same.
     ///
     /// # Errors
     /// The loader's.
-    pub fn validation(&self, workers: usize) -> Result<Loader<Pictures>> {
+    pub fn validation(&self, workers: usize, device: Device) -> Result<Loader<Pictures>> {
         Loader::stream(self.part(self.training_rows()..self.rows))
             .map(digit)
             .batch(64)
             .workers(workers)
+            .pin(device)
             .build()
     }
 
-    fn part(&self, range: Range<u64>) -> Part {
-        Part { rows: Csv::of_file(&self.file).no_header(), range, at: 0 }
-    }
-}
-
-/// Some of the rows of a file, as a stream of their own.
-#[derive(Debug)]
-struct Part {
-    rows: Csv,
-    range: Range<u64>,
-    /// Rows of the file that come before the next one.
-    at: u64,
-}
-
-impl Stream for Part {
-    type Record = Row;
-
-    fn begin(&mut self, epoch: u64, from: Option<Mark>) -> Result<()> {
-        // Marks count the rows of the part, the file counts its own.
-        let from = from.map(|mark| Mark { record: mark.record + self.range.start, ..mark });
-        self.rows.begin(epoch, from)?;
-        self.at = from.map_or(0, |mark| mark.record);
-        while self.at < self.range.start && self.rows.skip()? {
-            self.at += 1;
-        }
-        Ok(())
-    }
-
-    fn next(&mut self) -> Option<Result<(Row, Origin)>> {
-        if self.at >= self.range.end {
-            return None;
-        }
-        self.at += 1;
-        self.rows.next()
-    }
-
-    fn skip(&mut self) -> Result<bool> {
-        if self.at >= self.range.end {
-            return Ok(false);
-        }
-        self.at += 1;
-        self.rows.skip()
-    }
-
-    fn mark(&self) -> Option<Mark> {
-        let mark = self.rows.mark()?;
-        Some(Mark { record: mark.record.checked_sub(self.range.start)?, ..mark })
-    }
-
-    fn order(&self) -> u64 {
-        self.rows.order() ^ self.range.start.rotate_left(20) ^ self.range.end.rotate_left(40)
-    }
-
-    fn interrupt(&self) -> Interrupt {
-        self.rows.interrupt()
+    fn part(&self, range: Range<u64>) -> Part<Csv> {
+        Part::of(Csv::of_file(&self.file).no_header(), range)
     }
 }
 

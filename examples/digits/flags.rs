@@ -12,7 +12,7 @@ pub struct Flags {
     /// digits` fetches it
     #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/.data/digits.csv.gz"))]
     pub data: PathBuf,
-    /// Passes over the pictures
+    /// Epochs to train
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = value_parser!(u16).range(1..=10_000))]
     epochs: u16,
     /// Pictures in one batch
@@ -42,6 +42,9 @@ pub struct Flags {
     /// Go on from the newest snapshot in the folder
     #[arg(long, requires = "snapshot")]
     pub resume: bool,
+    /// Stop after so many steps of this call, as Ctrl-C does
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    pub pause_after: Option<u64>,
 }
 
 /// The dtype of the arithmetic.

@@ -72,5 +72,5 @@ pub use sources::{
 };
 pub use stream::{Interrupt, Stream};
 pub use stream_feed::StreamJob;
-pub use streams::{Csv, Fields, Line, Lines, Row, json, numbers};
+pub use streams::{Csv, Fields, Line, Lines, Part, Row, json, numbers};
 pub use transfer::Transfer;

@@ -17,8 +17,15 @@ impl Scratch {
     pub fn try_new(name: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("memfit-{name}-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        Self::made(std::env::temp_dir().join(format!("memfit-{name}-{}-{number}", std::process::id())))
+    }
+
+    /// A new empty folder elsewhere.
+    pub fn in_folder(folder: &Path, name: &str) -> Result<Self> {
+        Self::made(folder.join(format!("memfit-{name}-{}", std::process::id())))
+    }
+
+    fn made(path: PathBuf) -> Result<Self> {
         fs::create_dir_all(&path).map_err(|error| Problem::io("create", &path, &error))?;
         Ok(Self { path, keep: false })
     }

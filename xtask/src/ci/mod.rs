@@ -4,6 +4,7 @@
 mod consumer;
 mod examples;
 mod fitted;
+mod pictures;
 mod resumed;
 
 use std::fs;

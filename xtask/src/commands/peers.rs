@@ -17,6 +17,7 @@ pub const COMMAND: Command = Command {
 
 fn run(repo: &Repo, args: &[String]) -> Result<()> {
     let options = options(args)?;
+    peers::check(&options)?;
     libtorch::ready(repo)?;
     let python = match &options.python {
         Some(python) => python.clone(),

@@ -1,11 +1,13 @@
 //! `Loader` beside PyTorch's `DataLoader`: samples a second, memory, and what a training step beside
 //! it feels.
 
+mod same;
 mod table;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::Options;
 use super::measure::{Spread, WARM_UP, median, spread};
@@ -13,17 +15,24 @@ use super::resident::{Resident, highest_while};
 use super::setup::{Setup, output};
 use super::side::Side;
 use crate::problem::{Problem, Result};
+use crate::scratch::Scratch;
+use same::Apart;
 
 const WORKERS: [usize; 2] = [0, 2];
-/// Epochs over which memory is watched.
-const EPOCHS: usize = 2;
+/// How long memory is watched, on either side, in whole epochs.
+const WATCHED: Duration = Duration::from_secs(3);
+/// Fewer looks than this are no peak.
+const LOOKS: usize = 20;
 /// Pairs of the training step: it is short, and its goal is within a fiftieth.
 const STEP_PAIRS: usize = 61;
 
 /// A kind of data and what it is held to.
 #[derive(Clone, Copy, Debug)]
 struct Data {
+    /// Of the files.
     name: &'static str,
+    /// What memfit's side calls it, where that reads the files in another way.
+    ours: &'static str,
     words: &'static str,
     /// Tokens of the file, or pictures.
     count: u64,
@@ -31,26 +40,55 @@ struct Data {
     repeat: u64,
     /// Samples of a batch.
     batch: u64,
-    /// Samples a second over the faster PyTorch's, at least.
-    speed: f64,
-    /// The largest mean difference of the two sides' numbers.
-    tolerance: f64,
+    /// Samples a second over the faster PyTorch's, at least, where there is a goal.
+    speed: Option<f64>,
+    /// How far the two sides' numbers may be apart.
+    tolerance: Apart,
+    /// Pairs of a training step beside it; 0 where none is measured.
+    step_pairs: usize,
 }
 
 const TOKENS: Data = Data {
     name: "tokens",
+    ours: "tokens",
     words: "tokens",
     count: 1 << 25,
     repeat: 1,
     batch: 32,
-    speed: 5.0,
-    tolerance: 0.0,
+    speed: Some(5.0),
+    tolerance: Apart { mean: 0.0, most: 0.0 },
+    step_pairs: STEP_PAIRS,
 };
-const PICTURES: Data =
-    Data { name: "images", words: "pictures", count: 256, repeat: 2, batch: 32, speed: 2.0, tolerance: 0.05 };
+/// What there is to choose from where the file may be cut underneath.
+const READ_TOKENS: Data = Data {
+    ours: "tokens-by-position",
+    words: "tokens, read by position",
+    speed: None,
+    step_pairs: 0,
+    ..TOKENS
+};
+const PICTURES: Data = Data {
+    name: "images",
+    ours: "images",
+    words: "pictures",
+    count: 256,
+    repeat: 2,
+    batch: 32,
+    speed: Some(2.0),
+    // Just above what two decoders and two ways to round a resized pixel give.
+    tolerance: Apart { mean: 0.01, most: 0.1 },
+    step_pairs: STEP_PAIRS,
+};
 /// A micro-batch of a model that hardly fits: what a loader holds beside its batches shows.
-const FEW_PICTURES: Data = Data { words: "pictures by 4", batch: 4, ..PICTURES };
-const DATA: [Data; 3] = [TOKENS, PICTURES, FEW_PICTURES];
+const FEW_PICTURES: Data = Data { words: "pictures by 4", batch: 4, step_pairs: 0, ..PICTURES };
+const DATA: [Data; 4] = [TOKENS, READ_TOKENS, PICTURES, FEW_PICTURES];
+
+/// What `--strategy` can name.
+pub fn names() -> Vec<&'static str> {
+    let mut names = DATA.map(|data| data.name).to_vec();
+    names.dedup();
+    names
+}
 
 /// One side with so many workers.
 struct Lane {
@@ -67,8 +105,7 @@ struct Lane {
 struct Measured {
     data: Data,
     rows: Vec<Row>,
-    /// Mean difference of the two sides' numbers.
-    difference: f64,
+    difference: Apart,
     step: Step,
 }
 
@@ -92,7 +129,9 @@ struct Step {
 
 pub fn section(setup: &Setup, options: &Options) -> Result<String> {
     setup.need("the section data", "pillow", "PIL")?;
-    let files = Files { setup, program: setup.built("loader")?, folder: setup.folder("data")? };
+    // In memory, as the system's folder for temporary files may be, a file's pages are none of a file.
+    let scratch = Scratch::in_folder(setup.target(), "peers-data")?;
+    let files = Files { setup, program: setup.built("loader")?, folder: scratch.path() };
     let mut all = Vec::new();
     for data in DATA {
         if options.strategy.as_deref().is_none_or(|only| only == data.name) {
@@ -106,13 +145,16 @@ pub fn section(setup: &Setup, options: &Options) -> Result<String> {
 }
 
 fn measured(files: &Files<'_>, data: Data, pairs: usize) -> Result<Measured> {
+    let each = [true, false].into_iter().flat_map(|memfit| WORKERS.map(|workers| (memfit, workers)));
+    // Each side alone: of pages that several sides have, each would count as its share only.
+    let mut extras = Vec::new();
+    for (memfit, workers) in each {
+        extras.push((memfit, workers, extra(files.side(&data, memfit, workers)?)?));
+    }
     let mut lanes = Vec::new();
-    for memfit in [true, false] {
-        for workers in WORKERS {
-            let extra = extra(files.side(&data, memfit, workers)?)?;
-            let side = files.side(&data, memfit, workers)?;
-            lanes.push(Lane { memfit, workers, side, times: Vec::new(), samples: 0.0, extra });
-        }
+    for (memfit, workers, extra) in extras {
+        let side = files.side(&data, memfit, workers)?;
+        lanes.push(Lane { memfit, workers, side, times: Vec::new(), samples: 0.0, extra });
     }
     let difference = difference(files, &data, &mut lanes)?;
     for round in 0..WARM_UP + pairs {
@@ -129,7 +171,7 @@ fn measured(files: &Files<'_>, data: Data, pairs: usize) -> Result<Measured> {
     same_samples(&lanes)?;
     let rows = rows(&lanes);
     drop(lanes);
-    let step = if data.batch == FEW_PICTURES.batch { Step::default() } else { step(files, &data)? };
+    let step = if data.step_pairs == 0 { Step::default() } else { step(files, &data)? };
     Ok(Measured { data, rows, difference, step })
 }
 
@@ -156,15 +198,34 @@ fn same_samples(lanes: &[Lane]) -> Result<()> {
     }
 }
 
-/// What is resident at most over some epochs beyond what was before the loader was made.
+/// What is resident at most over epochs of some seconds beyond what was before the loader was made.
 fn extra(mut side: Side) -> Result<Resident> {
     let process = side.id();
     let before = Resident::of_tree(process);
     if before == Resident::default() {
         return Err(Problem::new("/proc has no smaps_rollup: the section data runs on Linux only"));
     }
-    let (ran, highest) = highest_while(process, || (0..EPOCHS).try_for_each(|_| epoch(&mut side).map(drop)));
-    ran.map(|()| highest.beyond(before))
+    let (ran, seen) = highest_while(process, || {
+        let start = Instant::now();
+        while start.elapsed() < WATCHED {
+            epoch(&mut side)?;
+        }
+        Ok(())
+    });
+    let () = ran?;
+    enough(seen.looks)?;
+    Ok(seen.highest.beyond(before))
+}
+
+/// Refuses a peak that was hardly looked for.
+fn enough(looks: usize) -> Result<()> {
+    match looks >= LOOKS {
+        true => Ok(()),
+        false => Err(Problem::new(format!(
+            "memory was looked at {looks} times in {} s, at least {LOOKS} are needed: the machine is too busy",
+            WATCHED.as_secs()
+        ))),
+    }
 }
 
 /// Seconds and samples of one.
@@ -176,7 +237,7 @@ fn epoch(side: &mut Side) -> Result<(f64, f64)> {
 }
 
 /// How far the two sides' first batches are apart; refuses what is not the same work.
-fn difference(files: &Files<'_>, data: &Data, lanes: &mut [Lane]) -> Result<f64> {
+fn difference(files: &Files<'_>, data: &Data, lanes: &mut [Lane]) -> Result<Apart> {
     let mut batches = Vec::new();
     for memfit in [true, false] {
         let path = files.folder.join(format!("first-{memfit}"));
@@ -185,32 +246,25 @@ fn difference(files: &Files<'_>, data: &Data, lanes: &mut [Lane]) -> Result<f64>
         lane.side.ask(&ask, |answer| answer.trim().parse::<u64>().ok())?;
         batches.push(fs::read(&path).map_err(|error| Problem::io("read", &path, &error))?);
     }
+    // A label has 64 bits. Of tokens all is whole numbers.
+    let whole = if data.name == PICTURES.name { 8 * data.batch as usize } else { usize::MAX };
     let apart = match &batches[..] {
-        [ours, theirs] if ours == theirs => 0.0,
-        [ours, theirs] if ours.len() == theirs.len() => mean_difference(ours, theirs),
-        _ => f64::INFINITY,
+        [ours, theirs] => Apart::of(ours, theirs, whole),
+        _ => None,
     };
-    if apart <= data.tolerance {
-        return Ok(apart);
+    match apart {
+        Some(apart) if apart.is_within(data.tolerance) => Ok(apart),
+        Some(apart) => {
+            let (words, tolerance) = (data.words, data.tolerance);
+            Err(Problem::new(format!("the two sides' {words} differ by {apart}, more than {tolerance}")))
+        }
+        None => Err(Problem::new(format!("the two sides' {} have other labels or tokens", data.words))),
     }
-    let tolerance = data.tolerance;
-    Err(Problem::new(format!("the two sides' {} differ by {apart}, more than {tolerance}", data.words)))
-}
-
-/// Of numbers of 32 bits.
-fn mean_difference(ours: &[u8], theirs: &[u8]) -> f64 {
-    let numbers = |bytes: &[u8]| -> Vec<f64> {
-        let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        bytes.chunks_exact(4).map(|bytes| f64::from(number(bytes))).collect()
-    };
-    let (ours, theirs) = (numbers(ours), numbers(theirs));
-    let sum: f64 = ours.iter().zip(&theirs).map(|(ours, theirs)| (ours - theirs).abs()).sum();
-    sum / ours.len() as f64
 }
 
 fn step(files: &Files<'_>, data: &Data) -> Result<Step> {
     let mut command = Command::new(&files.program);
-    command.args(["training", data.name]).arg(files.of(data)).arg(STEP_PAIRS.to_string());
+    command.args(["training", data.name]).arg(files.of(data)).arg(data.step_pairs.to_string());
     let printed = output(&mut command)?;
     parse_step(&printed)
         .ok_or_else(|| Problem::new(format!("the bench `loader` printed no ratio: {printed}")))
@@ -236,7 +290,7 @@ struct Files<'a> {
     setup: &'a Setup,
     /// The bench `loader`.
     program: PathBuf,
-    folder: PathBuf,
+    folder: &'a Path,
 }
 
 impl Files<'_> {
@@ -261,7 +315,7 @@ impl Files<'_> {
         let batch = data.batch.to_string();
         let (name, mut command) = if memfit {
             let mut command = Command::new(&self.program);
-            command.args(["serve", data.name]).arg(&path).args([&count, &repeat, &batch]);
+            command.args(["serve", data.ours]).arg(&path).args([&count, &repeat, &batch]);
             ("memfit", command)
         } else {
             let mut command = self.setup.script("loader.py");
@@ -294,9 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_differ_have_their_mean_difference() {
-        let bytes = |numbers: [f32; 2]| numbers.map(f32::to_le_bytes).concat();
-        assert_eq!(mean_difference(&bytes([1.0, 2.0]), &bytes([1.5, 2.0])), 0.25);
+    fn a_peak_that_was_hardly_looked_for_is_refused() {
+        assert!(enough(LOOKS).is_ok());
+        assert!(enough(LOOKS - 1).unwrap_err().to_string().contains("looked at 19 times"));
+    }
+
+    #[test]
+    fn each_name_is_there_once() {
+        assert_eq!(names(), ["tokens", "images"]);
     }
 
     #[test]

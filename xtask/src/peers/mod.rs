@@ -19,7 +19,7 @@ mod watching;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::problem::Result;
+use crate::problem::{Problem, Result};
 use crate::repo::Repo;
 use measure::Row;
 use page::Page;
@@ -99,6 +99,41 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a name that a chosen section has not: it would measure nothing, and nothing would be missed.
+pub fn check(options: &Options) -> Result<()> {
+    let models = MODELS.map(|model| model.name);
+    known("model", options.model.as_deref(), "", &models)?;
+    for section in options.sections() {
+        let names = match section {
+            Section::Models => {
+                let of =
+                    models.iter().filter(|name| options.model.as_deref().is_none_or(|only| only == **name));
+                of.flat_map(|model| strategies::of(model)).map(|strategy| strategy.name).collect()
+            }
+            Section::Optimizers => optimizers::names(),
+            Section::Data => data::names(),
+            // They have one of each.
+            Section::Snapshots | Section::Watching => continue,
+        };
+        known("strategy", options.strategy.as_deref(), section.name(), &names)?;
+    }
+    Ok(())
+}
+
+fn known(what: &str, name: Option<&str>, section: &str, names: &[&str]) -> Result<()> {
+    match name {
+        Some(name) if !names.contains(&name) => {
+            let mut names = names.to_vec();
+            names.sort_unstable();
+            names.dedup();
+            let of = if section.is_empty() { String::new() } else { format!(" in the section {section}") };
+            let names = names.join(", ");
+            Err(Problem::Usage(format!("there is no --{what} `{name}`{of}; there are {names}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn models(setup: &Setup, options: &Options) -> Result<String> {
     let wanted = |model: &&Model| options.model.as_deref().is_none_or(|name| name == model.name);
     let mut text = String::new();
@@ -128,4 +163,41 @@ fn rows(setup: &Setup, model: &Model, options: &Options) -> Result<Vec<Row>> {
 /// What a person has to say about the numbers.
 fn notes(repo: &Repo) -> String {
     fs::read_to_string(repo.root().join("benches/peers/notes.md")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(model: Option<&str>, strategy: Option<&str>, only: &[Section]) -> Result<()> {
+        let owned = |name: Option<&str>| name.map(str::to_owned);
+        check(&Options {
+            model: owned(model),
+            strategy: owned(strategy),
+            only: only.to_vec(),
+            ..Options::default()
+        })
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_is_a_matter_of_usage() {
+        use Section::{Data, Models, Optimizers, Snapshots};
+        for (model, strategy, only, words) in [
+            (None, Some("image"), &[Data][..], "there are images, tokens"),
+            (None, Some("images"), &[Data, Optimizers], "in the section optimizers"),
+            (None, Some("adamw9"), &[Optimizers], "adamw8bit"),
+            (None, Some("plane"), &[], "plain"),
+            (Some("smal"), None, &[], "there are reference, small"),
+            // Its batch cannot be split so.
+            (Some("small"), Some("accumulate:16"), &[Models], "accumulate:4"),
+        ] {
+            match checked(model, strategy, only) {
+                Err(Problem::Usage(said)) => assert!(said.contains(words), "{said}"),
+                other => panic!("{model:?} {strategy:?}: {other:?}"),
+            }
+        }
+        checked(None, Some("images"), &[Data, Snapshots]).unwrap();
+        checked(Some("reference"), Some("accumulate:16"), &[]).unwrap();
+        checked(None, None, &[]).unwrap();
+    }
 }

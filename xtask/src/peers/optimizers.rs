@@ -97,6 +97,11 @@ impl Row {
     }
 }
 
+/// What `--strategy` can name.
+pub fn names() -> Vec<&'static str> {
+    OPTIMIZERS.iter().map(|optimizer| optimizer.name).collect()
+}
+
 /// Measures them; PyTorch's fused AdamW beside them is the measure of time.
 pub fn section(setup: &Setup, options: &Options) -> Result<String> {
     let shapes = vec![BLOCK; BLOCKS].join(",");

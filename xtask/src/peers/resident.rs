@@ -44,17 +44,25 @@ impl Resident {
     }
 }
 
+/// What was seen of a process and those below it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub highest: Resident,
+    pub looks: usize,
+}
+
 /// The highest of a process and those below it, while `body` runs.
-pub fn highest_while<R>(process: u32, body: impl FnOnce() -> R) -> (R, Resident) {
+pub fn highest_while<R>(process: u32, body: impl FnOnce() -> R) -> (R, Seen) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looks = scope.spawn(|| {
-            let mut highest = Resident::default();
+            let mut seen = Seen::default();
             while !done.load(Ordering::Acquire) {
-                highest = highest.higher(Resident::of_tree(process));
+                let highest = seen.highest.higher(Resident::of_tree(process));
+                seen = Seen { highest, looks: seen.looks + 1 };
                 std::thread::sleep(EVERY);
             }
-            highest
+            seen
         });
         let result = body();
         done.store(true, Ordering::Release);
@@ -88,7 +96,9 @@ fn parse(rollup: &str) -> Resident {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Instant;
 
     #[test]
     fn file_pages_are_told_from_those_that_are_kept() {
@@ -97,15 +107,35 @@ mod tests {
         assert_eq!(parse("").beyond(parse(text)), Resident::default());
     }
 
+    /// A process that waits for its input, and a child of it that waits too and ends with it.
+    fn tree() -> Child {
+        let words = "sleep 60 & read line; kill $!";
+        let (input, output) = (Stdio::piped(), Stdio::null());
+        Command::new("sh").args(["-c", words]).stdin(input).stdout(output).spawn().unwrap()
+    }
+
     #[test]
     fn a_tree_has_more_than_its_root() {
-        let mut child = Command::new("sleep").arg("9").spawn().unwrap();
-        let ((), highest) = highest_while(std::process::id(), || std::thread::sleep(EVERY * 3));
-        let alone = parse(&fs::read_to_string("/proc/self/smaps_rollup").unwrap());
-        assert!(children(std::process::id()).contains(&child.id()));
-        assert!(highest.all > alone.all / 2 && highest.kept > 0, "{highest:?}");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(Resident::of_tree(child.id()), Resident::default());
+        if !Path::new("/proc/self/smaps_rollup").is_file() {
+            println!("skipped: there is no /proc/self/smaps_rollup");
+            return;
+        }
+        let mut root = tree();
+        let id = root.id();
+        // The child is there a moment after its parent.
+        let until = Instant::now() + Duration::from_secs(10);
+        while children(id).is_empty() && Instant::now() < until {
+            std::thread::sleep(EVERY);
+        }
+        std::thread::sleep(EVERY * 10);
+        let own = parse(&fs::read_to_string(format!("/proc/{id}/smaps_rollup")).unwrap());
+        let ((), seen) = highest_while(id, || std::thread::sleep(EVERY * 10));
+        let below: Vec<_> = children(id).into_iter().map(Resident::of_tree).collect();
+        root.wait().unwrap();
+        assert_eq!(below.len(), 1);
+        assert!(below[0].kept > 0 && own.kept > 0, "{below:?} {own:?}");
+        assert!(seen.highest.kept >= own.kept + below[0].kept / 2, "{seen:?} {own:?} {below:?}");
+        assert!(seen.looks > 1);
+        assert_eq!(Resident::of_tree(id), Resident::default(), "one that ended has nothing");
     }
 }

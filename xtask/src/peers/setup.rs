@@ -15,6 +15,7 @@ use crate::scratch::Scratch;
 #[derive(Debug)]
 pub struct Setup {
     root: PathBuf,
+    target: PathBuf,
     python: PathBuf,
     binary: PathBuf,
     counter: PathBuf,
@@ -33,8 +34,8 @@ impl Setup {
         let pytorch_version = lines.next().unwrap_or_default().to_owned();
         build_counter(repo.root(), &torch, &counter)?;
         let binary = build_bench(repo.root(), "peers")?;
-        let (root, python) = (repo.root().to_owned(), python.to_owned());
-        Ok(Self { root, python, binary, counter, scratch, pytorch_version })
+        let (root, target, python) = (repo.root().to_owned(), repo.target(), python.to_owned());
+        Ok(Self { root, target, python, binary, counter, scratch, pytorch_version })
     }
 
     /// Writes what both sides start from.
@@ -87,6 +88,11 @@ impl Setup {
         let mut command = Command::new(&self.python);
         command.arg(self.root.join("benches/peers").join(name));
         command
+    }
+
+    /// Where what is built lies.
+    pub fn target(&self) -> &Path {
+        &self.target
     }
 
     /// A new folder for what both sides read; it goes away with the set-up.
