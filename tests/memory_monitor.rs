@@ -108,6 +108,7 @@ fn the_file_has_a_line_per_reading() {
         assert_eq!(line["cgroup"]["usage"].as_u64(), reading.cgroup.map(|group| group.usage));
     }
     let times: Vec<Duration> = readings.iter().map(|reading| reading.time).collect();
+    assert_eq!(times[0], Duration::ZERO, "where a run begins in a file of several");
     assert!(times.is_sorted(), "{times:?}");
 }
 
