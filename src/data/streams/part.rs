@@ -30,7 +30,7 @@ use crate::step::Mark;
 /// };
 /// let training: Vec<_> = part(0..4).shuffle(1).build()?.collect::<memfit::Result<_>>()?;
 /// let validation: Vec<_> = part(4..u64::MAX).build()?.collect::<memfit::Result<_>>()?;
-/// assert_eq!((training[0].rows(), validation[0].rows()), (4, 1));
+/// assert_eq!((training[0].batch.size(), validation[0].batch.size()), (vec![4], vec![1]));
 /// # Ok(())
 /// # }
 /// ```
