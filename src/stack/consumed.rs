@@ -8,7 +8,8 @@ use crate::step::{DataPosition, Mark};
 impl Stack {
     /// The position of the data after the last micro-batch that returned: what
     /// [`Loader::seek`](crate::data::Loader::seek) wants of a run that goes on. It counts what training consumed, not
-    /// what was read ahead, and is part of the stack's state: snapshots have it.
+    /// what was read ahead, and is part of the stack's state: snapshots have it. A loop over
+    /// [`Stack::windows`] that was left early goes back to it likewise.
     ///
     /// [`Stack::step`] and [`Stack::step_batch`] take it from batches that know theirs
     /// ([`Batch::data_position`](crate::Batch::data_position)), once they return `Ok`, a skipped step too. Where a window is dropped,

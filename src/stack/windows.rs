@@ -106,9 +106,15 @@ pub struct Micro<B> {
     pub(super) data: Option<DataPosition>,
 }
 
+/// Errors in a row that are looked past: an iterator may give them without end.
+const MOST_ERRORS: usize = 4096;
+
 /// Batches with their places in their windows; looks one batch ahead, or a whole window
 /// where the optimizer has to know how many micro-batches it will have. From
 /// [`Stack::windows`].
+///
+/// Dropped before its end it takes what it looked at with it: go on with the same one, by
+/// [`Iterator::by_ref`], or go back, see [`Stack::windows`].
 pub struct Windows<I: Iterator> {
     batches: I,
     /// Batches that were looked at.
@@ -145,7 +151,10 @@ where
             return Some(Err(error));
         }
         if self.index == 0 {
-            self.counted = self.count();
+            match self.count() {
+                Ok(counted) => self.counted = counted,
+                Err(error) => return Some(Err(error)),
+            }
         }
         self.look(1);
         let batch = match self.ahead.pop_front()? {
@@ -164,7 +173,7 @@ where
             WindowRule::Tokens(wanted) => tokens >= wanted,
         };
         // The end is known where the window was counted; else it takes one batch more.
-        let ends = if self.counted == Some(self.index + 1) { !full } else { self.look(1) == 0 };
+        let ends = if self.counted == Some(self.index + 1) { !full } else { self.is_end() };
         let of = match self.rule {
             WindowRule::Micros(micros) => Some(self.counted.unwrap_or(micros)),
             WindowRule::Tokens(_) => None,
@@ -181,22 +190,41 @@ impl<I, B> Windows<I>
 where
     I: Iterator<Item = Result<B>>,
 {
-    /// Counts the window that begins, where that is asked for.
-    fn count(&mut self) -> Option<usize> {
-        let WindowRule::Micros(micros) = self.rule else { return None };
+    /// Counts the window that begins, where that is asked for. A failed batch has no place in it.
+    ///
+    /// Where memory ran out, the batch is still to come, perhaps once the caller has freed some: the
+    /// error goes out at once, before what was looked at, and the next call counts on.
+    fn count(&mut self) -> Result<Option<usize>> {
+        let WindowRule::Micros(micros) = self.rule else { return Ok(None) };
         if micros < 2 || !self.clock.whole() {
-            return None;
+            return Ok(None);
         }
-        let mut wanted = micros;
-        loop {
-            let seen = self.look(wanted);
-            let good = self.ahead.iter().take(seen).filter(|batch| batch.is_ok()).count();
-            if good == micros || seen < wanted {
-                return Some(good);
+        let (mut seen, mut good) = (0, 0);
+        while good < micros && self.look(seen + 1) > seen {
+            let beyond = seen - good >= MOST_ERRORS;
+            match self.ahead.get(seen) {
+                Some(Err(error)) if beyond || error.is_out_of_memory() => {
+                    self.ahead.remove(seen).transpose()?;
+                }
+                Some(Err(_)) => seen += 1,
+                _ => (seen, good) = (seen + 1, good + 1),
             }
-            // A failed batch has no place in the window.
-            wanted = micros + seen - good;
         }
+        Ok(Some(good))
+    }
+
+    /// Whether no batch is to come: errors may, but not of memory, which tell of a batch that does.
+    fn is_end(&mut self) -> bool {
+        for at in 0..MOST_ERRORS {
+            if self.look(at + 1) <= at {
+                return true;
+            }
+            match self.ahead.get(at) {
+                Some(Err(error)) if !error.is_out_of_memory() => {}
+                _ => return false,
+            }
+        }
+        false
     }
 
     /// Looks up to `wanted` batches ahead; tells how many there are.
@@ -242,6 +270,36 @@ impl Stack {
     /// The stack is not borrowed. With a window open, the first item is an error; a window
     /// that came from a snapshot is gone on with, once. An iterator made before such a window
     /// was loaded ends with an error.
+    ///
+    /// *Limits*: what was looked ahead to is one batch, or up to a whole window. A loop that is left early
+    /// (`break`, `take`) and begun again over the same loader never trains on it. Either keep the
+    /// iterator, and its place in the window with it:
+    ///
+    /// ```
+    /// # use memfit::tch::{Device, Kind, Tensor, nn};
+    /// # use memfit::{Loss, Stack, optim::{Sgd, SgdConfig}};
+    /// # let vs = nn::VarStore::new(Device::Cpu);
+    /// # let w = vs.root().zeros("w", &[1]);
+    /// # let mut training = Stack::of(&vs, Sgd::new(&vs, SgdConfig::default().lr(0.1))?).build()?;
+    /// # let batches = (0..5).map(|number| Tensor::from_slice(&[number as f32]));
+    /// # let mut seen = Vec::new();
+    /// let mut windows = training.windows(batches);
+    /// for part in [2, 3] {
+    ///     for micro in windows.by_ref().take(part) {
+    ///         let outcome = training.step(micro?, |x| {
+    /// #           seen.push(x.double_value(&[0]));
+    ///             Ok(Loss::mean((&w * x).mean(Kind::Float), 1))
+    ///         })?;
+    ///         assert!(outcome.stepped());
+    ///     }
+    ///     // Evaluate here.
+    /// }
+    /// # assert_eq!(seen, [0.0, 1.0, 2.0, 3.0, 4.0]);
+    /// # Ok::<(), memfit::Error>(())
+    /// ```
+    ///
+    /// or, with a [`Loader`](crate::data::Loader), end the open window and go back to what was
+    /// consumed: `loader.seek(position)` with [`Stack::data_position`].
     pub fn windows<B: Batch, I: IntoIterator<Item = B>>(
         &self,
         batches: I,
@@ -249,7 +307,13 @@ impl Stack {
         self.try_windows(batches.into_iter().map(Ok))
     }
 
-    /// As [`Stack::windows`], over batches that can fail; an error is handed on in its place.
+    /// As [`Stack::windows`], over batches that can fail; an error is handed on in its place, and has
+    /// none in a window: the last good batch ends the last window, whatever errors follow.
+    ///
+    /// [`Error::OutOfMemory`] is taken for one that may pass: its batch is expected to come with a
+    /// further call, as a [`Loader`](crate::data::Loader)'s does; where none comes after all, the window
+    /// stays open for [`Stack::flush`]. Where a whole window is looked ahead to, the error comes before
+    /// the batches that are there already. Of other errors in a row, up to 4096 are looked past and kept.
     pub fn try_windows<B: Batch, I: IntoIterator<Item = Result<B>>>(
         &self,
         batches: I,
