@@ -1172,6 +1172,8 @@ fn files_are_told_apart_by_their_names_below_the_folder_of_all() {
         csv().order(),
         csv().no_header().order(),
         csv().delimiter(b';').order(),
+        csv().delimiter(0).order(),
+        csv().delimiter(0).no_header().order(),
         csv().shuffle_files(0).order(),
     ];
     for (at, number) in numbers.iter().enumerate() {
