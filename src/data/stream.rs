@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Origin;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::step::Mark;
 
 /// Records that come one after another: lines of a file, rows of a CSV, what a pipe brings.
@@ -22,7 +22,7 @@ pub trait Stream: Send + 'static {
 
     /// The next record with its origin; `None` at the epoch's end.
     ///
-    /// [`Error::Data`](crate::Error::Data) is one record's own. After any other error nothing
+    /// [`Error::Data`] is one record's own. After any other error nothing
     /// follows: the epoch ends with it, on every rank.
     fn next(&mut self) -> Option<Result<(Self::Record, Origin)>>;
 
@@ -31,7 +31,10 @@ pub trait Stream: Send + 'static {
     /// # Errors
     /// Where nothing can follow.
     fn skip(&mut self) -> Result<bool> {
-        Ok(self.next().is_some())
+        match self.next() {
+            Some(Err(error)) if !matches!(error, Error::Data { .. }) => Err(error),
+            next => Ok(next.is_some()),
+        }
     }
 
     /// Where the next record begins; `begin` goes on from there. `None` where only the start of an

@@ -1,6 +1,6 @@
 //! Compressed bytes are known by how they begin, not by their file's name.
 
-use std::io::{self, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read};
 
 /// How bytes are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,43 @@ pub(super) fn decoded(
         Compression::None => read,
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(read)),
         Compression::Zstd => {
-            let mut decoder = zstd::stream::read::Decoder::new(read)?;
+            let mut decoder = zstd::stream::read::Decoder::new(Source { read, failed: false })?;
             decoder.window_log_max(window)?;
-            Box::new(decoder)
+            Box::new(Zstd(decoder))
         }
     })
+}
+
+/// Says what helps against a window that is too large.
+struct Zstd(zstd::stream::read::Decoder<'static, BufReader<Source>>);
+
+/// What zstd calls such a window.
+const WIDE: &str = "Frame requires too much memory";
+
+impl Read for Zstd {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into).map_err(|error| {
+            let text = error.to_string();
+            match !self.0.get_ref().get_ref().failed && text.starts_with(WIDE) {
+                true => io::Error::other(format!("{text}; let it have a larger window by `zstd_window`")),
+                false => error,
+            }
+        })
+    }
+}
+
+/// Remembers whether an error is its own, and not the decoder's.
+struct Source {
+    read: Box<dyn Read + Send>,
+    failed: bool,
+}
+
+impl Read for Source {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.read.read(into);
+        self.failed = read.is_err();
+        read
+    }
 }
 
 #[cfg(test)]

@@ -48,15 +48,23 @@ impl Course {
         Ok(offset)
     }
 
-    /// Opens the next file; `None` behind the last one.
-    pub(super) fn open(&mut self) -> Option<Result<Input>> {
+    /// Opens the next file and enters it at an offset; `None` behind the last one.
+    pub(super) fn open(
+        &mut self,
+        offset: u64,
+        enter: impl FnOnce(Input) -> io::Result<()>,
+    ) -> Option<Result<()>> {
         if self.failed || self.number >= self.inputs.count() {
             return None;
         }
         self.file = self.inputs.path(self.number);
-        let opened = self.inputs.open(self.number);
-        self.failed = opened.is_err();
-        Some(opened)
+        Some(match self.inputs.open(self.number) {
+            Ok(input) => enter(input).map_err(|error| self.fail(offset, error)),
+            Err(error) => {
+                self.failed = true;
+                Err(error)
+            }
+        })
     }
 
     /// The file is at its end.

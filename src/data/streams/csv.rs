@@ -2,14 +2,12 @@ use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-
-use csv::{ByteRecord, ReaderBuilder};
 
 use super::course::Course;
-use super::input::Input;
-use super::inputs::Inputs;
-use super::row::{Names, Row};
+use super::inputs::{Inputs, Records};
+use super::reader::reader;
+use super::row::Row;
+use super::rows::{Header, Rows, Width};
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
 use crate::step::Mark;
@@ -22,11 +20,13 @@ use crate::step::Mark;
 /// [`flexible`](Csv::flexible) is set. Empty lines are passed over. Gzip and zstd are decompressed as
 /// for [`Lines`](super::Lines).
 ///
-/// *Cost*: a buffer of 64 KiB and up to twice a row; each record has its bytes + 8 per field + 56.
+/// *Cost*: buffers of 80 KiB, and for a row and a file's first row up to twice their bytes + 8 per
+/// field; each record has its bytes + 8 per field + 56. A row of [`max_row`](Csv::max_row) delimiters
+/// takes 18 times `max_row` while it is read.
 ///
-/// *Limits*: behind a row of more than [`max_row`](Csv::max_row) bytes, which is what an open quote
-/// makes of the rest of a file, nothing can be told, and the stream ends by an error. Offsets count from the
-/// end of the row before; after `\r\n` they are one too low. See `docs/data-streams.md`.
+/// *Limits*: behind a row of more than [`max_row`](Csv::max_row) bytes, and behind a quote that is
+/// still open at a file's end, nothing can be told: the stream ends by an error. See
+/// `docs/data-streams.md`.
 ///
 /// ```
 /// # fn main() -> memfit::Result<()> {
@@ -41,247 +41,82 @@ use crate::step::Mark;
 /// ```
 pub struct Csv {
     course: Course,
-    header: Header,
-    width: Width,
-    delimiter: u8,
-    most: u64,
-    reader: Option<csv::Reader<Limited>>,
-    /// Where the reader began.
-    base: u64,
-    names: Option<Arc<Names>>,
-    /// Fields of a row of this file, once they are known.
-    fields: Option<usize>,
-    row: ByteRecord,
+    rows: Rows,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Header {
-    FirstRow,
-    None,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Width {
-    Equal,
-    Any,
-}
-
-const BUFFER: usize = 64 << 10;
+reader!(Csv);
 
 impl Csv {
     fn new(inputs: Inputs) -> Self {
-        Self {
-            course: Course::new(inputs),
-            header: Header::FirstRow,
-            width: Width::Equal,
-            delimiter: b',',
-            most: 16 << 20,
-            reader: None,
-            base: 0,
-            names: None,
-            fields: None,
-            row: ByteRecord::new(),
-        }
-    }
-
-    /// Of a file, or of a named pipe, which each epoch opens anew.
-    pub fn of_file(path: impl Into<PathBuf>) -> Self {
-        Self::of_files([path])
-    }
-
-    /// Of several files, in this order, as one stream. They are opened one by one; each has a
-    /// header of its own.
-    pub fn of_files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
-        Self::new(Inputs::of_files(paths))
-    }
-
-    /// Of a reader, for one epoch; see [`Lines::of_reader`](super::Lines::of_reader).
-    pub fn of_reader(read: impl Read + Send + 'static) -> Self {
-        Self::new(Inputs::of_reader(read))
-    }
-
-    /// Of a pipe or another open file, for one epoch; see [`Lines::of_pipe`](super::Lines::of_pipe).
-    pub fn of_pipe(pipe: impl Into<OwnedFd>) -> Self {
-        Self::new(Inputs::of_pipe(pipe))
-    }
-
-    /// Of the standard input; see [`Lines::stdin`](super::Lines::stdin).
-    ///
-    /// # Errors
-    /// [`Error::Io`] where there is none.
-    pub fn stdin() -> Result<Self> {
-        Ok(Self::new(Inputs::stdin()?))
-    }
-
-    /// Of what this opens, anew for each epoch; see [`Lines::with`](super::Lines::with).
-    pub fn with(open: impl FnMut() -> io::Result<Box<dyn Read + Send>> + Send + 'static) -> Self {
-        Self::new(Inputs::with(open))
-    }
-
-    /// Reads the files in another order each epoch, made of this seed and the epoch alone.
-    pub fn shuffle_files(mut self, seed: u64) -> Self {
-        self.course.inputs.shuffle = Some(seed);
-        self
+        Self { course: Course::new(inputs), rows: Rows::new() }
     }
 
     /// The first row is a record like the others.
     pub fn no_header(mut self) -> Self {
-        self.header = Header::None;
+        self.rows.header = Header::None;
         self
     }
 
-    /// What stands between fields; a comma unless set.
+    /// What stands between fields; a comma unless set. A quote or a newline, which cannot, is
+    /// [`Error::Config`] when an epoch begins.
     pub fn delimiter(mut self, byte: u8) -> Self {
-        self.delimiter = byte;
+        self.rows.delimiter = byte;
         self
     }
 
     /// Rows may have any number of fields.
     pub fn flexible(mut self) -> Self {
-        self.width = Width::Any;
+        self.rows.width = Width::Any;
         self
     }
 
-    /// The most bytes of a row, with its quotes and its end; 16 MiB unless set.
+    /// The most bytes of a row, with its quotes and one byte of its end; 16 MiB unless set. Empty
+    /// lines before it do not count.
     pub fn max_row(mut self, bytes: u64) -> Self {
-        self.most = bytes;
+        self.rows.most = bytes;
         self
     }
 
-    /// See [`Lines::drop_behind`](super::Lines::drop_behind).
-    pub fn drop_behind(mut self, bytes: u64) -> Self {
-        self.course.inputs.reading.behind = Some(bytes);
-        self
-    }
-
-    /// See [`Lines::zstd_window`](super::Lines::zstd_window).
-    pub fn zstd_window(mut self, log2: u32) -> Self {
-        self.course.inputs.reading.window = log2;
-        self
-    }
-
-    fn over(&self, input: Input) -> csv::Reader<Limited> {
-        let mut builder = ReaderBuilder::new();
-        builder.has_headers(false).flexible(true).delimiter(self.delimiter).buffer_capacity(BUFFER);
-        builder.from_reader(Limited { input, left: 0, most: self.most })
-    }
-
-    /// Begins an input at an offset where a row begins; the header is read first.
-    fn enter(&mut self, mut input: Input, offset: u64) -> io::Result<()> {
-        (self.reader, self.base, self.names, self.fields) = (None, 0, None, None);
-        let first = match self.header {
-            Header::FirstRow => true,
-            Header::None => offset > 0 && self.width == Width::Equal,
-        };
-        if first {
-            if offset > 0 {
-                input.keep();
+    fn check(&self) -> Result<()> {
+        match self.rows.delimiter {
+            byte @ (b'"' | b'\n' | b'\r') => {
+                let problem = format!("{:?}; any byte but a quote and the ends of lines", char::from(byte));
+                Err(Error::config("Csv::delimiter", problem))
             }
-            let mut reader = self.over(input);
-            let found = read(&mut reader, &mut self.row, self.most)?;
-            self.fields = found.then(|| self.row.len());
-            if found && self.header == Header::FirstRow {
-                self.names = Some(Arc::new(Names::new(&self.row)));
-            }
-            if offset == 0 {
-                self.reader = Some(reader);
-                return Ok(());
-            }
-            input = reader.into_inner().input;
+            _ => Ok(()),
         }
-        if offset > 0 {
-            input.go_to(offset)?;
-        }
-        self.base = offset;
-        self.reader = Some(self.over(input));
-        Ok(())
     }
 
-    fn open_at(&mut self, offset: u64) -> Option<Result<()>> {
-        let opened = match self.course.open()? {
-            Ok(input) => self.enter(input, offset).map_err(|error| self.course.fail(offset, error)),
-            Err(error) => Err(error),
-        };
-        Some(opened)
-    }
-
-    fn offset(&self) -> u64 {
-        self.reader.as_ref().map_or(0, |reader| self.base + reader.position().byte())
-    }
-
-    /// Reads a row into `self.row`, and says where it begins.
+    /// Reads a row into `self.rows`, and says where it begins.
     fn advance(&mut self) -> Option<Result<u64>> {
         loop {
             if self.course.failed() {
                 return None;
             }
-            let start = self.offset();
-            let Some(reader) = &mut self.reader else {
-                match self.open_at(0)? {
-                    Ok(()) => continue,
-                    Err(error) => return Some(Err(error)),
-                }
-            };
-            match read(reader, &mut self.row, self.most) {
-                Ok(true) => return Some(Ok(start)),
+            if !self.rows.is_open()
+                && let Err(error) = self.course.open(0, |input| self.rows.open(input, 0))?
+            {
+                return Some(Err(error));
+            }
+            match self.rows.next() {
+                Ok(true) => return Some(Ok(self.rows.start())),
                 Ok(false) => {
-                    self.reader = None;
+                    self.rows.close();
                     self.course.leave();
                 }
-                Err(error) => return Some(Err(self.course.fail(start, error))),
+                Err(error) => return Some(Err(self.course.fail(self.rows.start(), error))),
             }
         }
     }
 
     fn record(&mut self, origin: Origin) -> Result<(Row, Origin)> {
-        let (found, wanted) = (self.row.len(), *self.fields.get_or_insert(self.row.len()));
-        if self.width == Width::Equal && found != wanted {
+        let Rows { row, width, names, fields, .. } = &mut self.rows;
+        let (found, wanted) = (row.len(), *fields.get_or_insert(row.len()));
+        if *width == Width::Equal && found != wanted {
             let problem = format!("{found} fields where {wanted} are expected");
             return Err(Error::Data { origin, problem, source: None });
         }
-        Ok((Row::new(&self.row, self.names.clone()), origin))
-    }
-}
-
-/// Reads a row; false at the end.
-fn read(reader: &mut csv::Reader<Limited>, row: &mut ByteRecord, most: u64) -> io::Result<bool> {
-    let start = reader.position().byte();
-    // What is in the reader's buffer already may be of the row before.
-    reader.get_mut().left = most.saturating_add(BUFFER as u64);
-    let found = reader.read_byte_record(row)?;
-    match found && reader.position().byte() - start > most {
-        true => Err(too_long(most)),
-        false => Ok(found),
-    }
-}
-
-fn too_long(most: u64) -> io::Error {
-    let problem = format!("a row of more than {most} bytes, perhaps by a quote that is not closed");
-    io::Error::new(io::ErrorKind::InvalidData, problem)
-}
-
-/// Ends a row that has no end.
-struct Limited {
-    input: Input,
-    /// Bytes that the row may still take.
-    left: u64,
-    most: u64,
-}
-
-impl Read for Limited {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            return Err(too_long(self.most));
-        }
-        loop {
-            match self.input.read(into) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => {
-                    self.left = self.left.saturating_sub(read.as_ref().map_or(0, |len| *len as u64));
-                    return read;
-                }
-            }
-        }
+        Ok((Row::new(row, names.clone()), origin))
     }
 }
 
@@ -289,9 +124,10 @@ impl Stream for Csv {
     type Record = Row;
 
     fn begin(&mut self, epoch: u64, from: Option<Mark>) -> Result<()> {
-        self.reader = None;
+        self.check()?;
+        self.rows.close();
         let offset = self.course.begin(epoch, from)?;
-        self.open_at(offset).unwrap_or(Ok(()))
+        self.course.open(offset, |input| self.rows.open(input, offset)).unwrap_or(Ok(()))
     }
 
     fn next(&mut self) -> Option<Result<(Row, Origin)>> {
@@ -307,14 +143,14 @@ impl Stream for Csv {
         let found = self.advance().transpose()?.is_some();
         if found {
             // The first row of a file says how many fields the others have.
-            self.fields.get_or_insert(self.row.len());
+            self.rows.fields.get_or_insert(self.rows.row.len());
             self.course.count();
         }
         Ok(found)
     }
 
     fn mark(&self) -> Option<Mark> {
-        Some(self.course.mark(self.offset()))
+        Some(self.course.mark(self.rows.offset()))
     }
 
     fn interrupt(&self) -> Interrupt {
@@ -322,12 +158,7 @@ impl Stream for Csv {
     }
 
     fn order(&self) -> u64 {
-        self.course.inputs.identity() ^ (u64::from(self.header == Header::None) << 1)
-    }
-}
-
-impl fmt::Debug for Csv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Csv").field("next", &self.mark()).finish_non_exhaustive()
+        let header = u64::from(self.rows.header == Header::None);
+        self.course.inputs.identity(Records::Rows, u64::from(self.rows.delimiter) << 8 | header)
     }
 }

@@ -57,12 +57,17 @@ impl Fields {
     /// The numbers that these fields of a row are.
     ///
     /// # Errors
-    /// [`Error::Data`] for a field that cannot be read as T, naming it.
+    /// [`Error::Data`] for a field that is not there or cannot be read as T, naming it, and for a range
+    /// without fields.
     pub fn of<T: FromStr>(&self, row: &Row) -> Result<Vec<T>> {
         match &self.0 {
-            // A range that ends behind the row names the field that is missing.
+            Which::Range(start, Some(end)) if start >= end => {
+                Err(Error::data(format!("no field is in the range {start}..{end}")))
+            }
+            // A range that ends, or begins, behind the row names the field that is missing.
             Which::Range(start, end) => {
-                (*start..end.unwrap_or(row.len())).map(|at| number(row, at)).collect()
+                let end = end.unwrap_or(row.len()).max(start.saturating_add(1));
+                (*start..end).map(|at| number(row, at)).collect()
             }
             Which::Numbers(numbers) => numbers.iter().map(|at| number(row, *at)).collect(),
             Which::Names(names) => names.iter().map(|name| number(row, find(row, name)?)).collect(),

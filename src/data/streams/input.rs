@@ -98,6 +98,33 @@ impl Input {
         }
         Ok(())
     }
+
+    /// Goes to an offset where a record begins: behind a byte that ends one, or at the end.
+    pub(super) fn go_to_record(&mut self, offset: u64, record: &str, ends: &[u8]) -> io::Result<()> {
+        self.go_to(offset.saturating_sub(1))?;
+        let begins = match self.byte()? {
+            Some(byte) if ends.contains(&byte) => true,
+            Some(_) => self.byte()?.is_none(),
+            None => false,
+        };
+        if begins {
+            return Ok(());
+        }
+        let problem = format!("no {record} begins at byte {offset}: the data position is of other data");
+        Err(io::Error::new(io::ErrorKind::InvalidData, problem))
+    }
+
+    /// The next byte; `None` at the end.
+    fn byte(&mut self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        loop {
+            match self.read(&mut byte) {
+                Ok(len) => return Ok((len > 0).then_some(byte[0])),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
 fn beyond(offset: u64, end: u64) -> io::Error {

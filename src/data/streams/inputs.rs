@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use tch::Device;
 
 use super::input::{Input, Reading};
 use crate::data::order::Order;
@@ -21,6 +24,16 @@ pub(super) struct Inputs {
     order: Order,
     wake: Arc<Wake>,
 }
+
+/// What the records of a stream are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Records {
+    Lines = 1,
+    Rows,
+}
+
+/// Logarithms of the windows that zstd may be let have.
+const WINDOWS: RangeInclusive<u32> = 10..=31;
 
 type Reader = Box<dyn Read + Send>;
 type Reopen = dyn FnMut() -> io::Result<Reader> + Send;
@@ -71,6 +84,11 @@ impl Inputs {
 
     /// Sets the order of an epoch.
     pub(super) fn begin(&mut self, epoch: u64) -> Result<()> {
+        if !WINDOWS.contains(&self.reading.window) {
+            let (least, most) = (WINDOWS.start(), WINDOWS.end());
+            let problem = format!("2 to the {}; from {least} to {most}", self.reading.window);
+            return Err(Error::config("zstd_window", problem));
+        }
         if matches!(&self.from, From::Reader(None) | From::Pipe(None)) {
             return Err(Error::CallOrder {
                 call: "Loader::next or Loader::seek",
@@ -117,13 +135,11 @@ impl Inputs {
 
     /// An error that nothing can follow, with where it happened.
     pub(super) fn failure(&self, number: u64, origin: Origin, error: io::Error) -> Error {
-        let remedy = if error.to_string().contains("too much memory") {
-            "; let it have a larger window by `zstd_window`"
-        } else {
-            ""
-        };
         let (kind, origin) = (error.kind(), Origin { file: None, ..origin });
-        let inner = Error::Data { origin, problem: format!("{error}{remedy}"), source: None };
+        if kind == io::ErrorKind::OutOfMemory {
+            return Error::OutOfMemory { requested: None, live: None, limit: None, device: Device::Cpu };
+        }
+        let inner = Error::Data { origin, problem: error.to_string(), source: None };
         let path = named(self.path(number));
         Error::Io { action: "reading", path, source: io::Error::new(kind, inner) }
     }
@@ -138,16 +154,32 @@ impl Inputs {
         }
     }
 
-    /// A number of the files' names and order.
-    pub(super) fn identity(&self) -> u64 {
+    /// A number of how the files are cut, of their names below the folder that holds them all, and of
+    /// their order.
+    pub(super) fn identity(&self, records: Records, settings: u64) -> u64 {
         let seed = self.shuffle.map_or(0, |seed| mix(seed.wrapping_add(3)) | 1);
-        let From::Paths(paths) = &self.from else { return seed };
-        let name = |path: &Path| -> u64 {
-            let name = path.file_name().unwrap_or_default();
-            name.as_encoded_bytes().iter().fold(0, |hash, byte| mix(hash ^ (u64::from(*byte) + 1)))
-        };
-        paths.iter().fold(seed, |hash, (path, _)| mix(hash.wrapping_add(name(path))))
+        let cut = mix(seed ^ mix(settings << 8 | records as u64));
+        let From::Paths(paths) = &self.from else { return cut };
+        let above = folders_of_all(paths.iter().map(|(path, _)| &**path));
+        paths.iter().fold(cut, |hash, (path, _)| mix(hash.wrapping_add(name(path, above))))
     }
+}
+
+/// How many of a path's components are the folder that holds all of the paths.
+fn folders_of_all<'a>(paths: impl Iterator<Item = &'a Path>) -> usize {
+    let mut folders = paths.map(|path| path.parent().unwrap_or(path).components());
+    let first: Vec<_> = folders.next().into_iter().flatten().collect();
+    folders.fold(first.len(), |all, folder| {
+        first.iter().take(all).zip(folder).take_while(|(one, other)| **one == *other).count()
+    })
+}
+
+/// A number of a path without its first components.
+fn name(path: &Path, above: usize) -> u64 {
+    path.components().skip(above).fold(0, |hash, part| {
+        let bytes = part.as_os_str().as_encoded_bytes().iter();
+        bytes.fold(mix(hash ^ 257), |hash, byte| mix(hash ^ (u64::from(*byte) + 1)))
+    })
 }
 
 fn named(path: Option<Arc<Path>>) -> PathBuf {

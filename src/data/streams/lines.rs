@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use super::course::Course;
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Records};
 use super::line::Line;
+use super::reader::reader;
 use super::split::{Cut, Splitter};
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::step::Mark;
 /// never more than [`max_line`](Lines::max_line) of them; each record has its bytes + 16. Compressed
 /// files add their window: 32 KiB for gzip, up to 8 MiB for zstd.
 ///
-/// *Limits*: a mark of a plain file is gone to at once; compressed content, pipes and readers are read
+/// *Limits*: where memory for a line runs out, the epoch ends by [`Error::OutOfMemory`]. A mark of a plain file is gone to at once; compressed content, pipes and readers are read
 /// up to it. See `docs/data-streams.md`.
 ///
 /// ```
@@ -48,52 +49,11 @@ enum Empty {
     PassedOver,
 }
 
+reader!(Lines);
+
 impl Lines {
     fn new(inputs: Inputs) -> Self {
         Self { course: Course::new(inputs), splitter: Splitter::new(), empty: Empty::Record }
-    }
-
-    /// Of a file, or of a named pipe, which each epoch opens anew.
-    pub fn of_file(path: impl Into<PathBuf>) -> Self {
-        Self::of_files([path])
-    }
-
-    /// Of several files, in this order, as one stream. They are opened one by one.
-    pub fn of_files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
-        Self::new(Inputs::of_files(paths))
-    }
-
-    /// Of a reader, for one epoch. A read that waits cannot be ended: a loader that is dropped
-    /// leaves its thread behind until the read comes back.
-    pub fn of_reader(read: impl Read + Send + 'static) -> Self {
-        Self::new(Inputs::of_reader(read))
-    }
-
-    /// Of a pipe, a child's output or another open file, from where it stands, for one epoch.
-    /// Dropping the loader ends a read that waits.
-    pub fn of_pipe(pipe: impl Into<OwnedFd>) -> Self {
-        Self::new(Inputs::of_pipe(pipe))
-    }
-
-    /// Of the standard input, as [`of_pipe`](Lines::of_pipe). What [`std::io::stdin`] has buffered
-    /// is not seen.
-    ///
-    /// # Errors
-    /// [`Error::Io`] where there is none.
-    pub fn stdin() -> Result<Self> {
-        Ok(Self::new(Inputs::stdin()?))
-    }
-
-    /// Of what this opens, anew for each epoch, and for each [`seek`](crate::data::Loader::seek). As for
-    /// [`of_reader`](Lines::of_reader), a read that waits cannot be ended.
-    pub fn with(open: impl FnMut() -> io::Result<Box<dyn Read + Send>> + Send + 'static) -> Self {
-        Self::new(Inputs::with(open))
-    }
-
-    /// Reads the files in another order each epoch, made of this seed and the epoch alone.
-    pub fn shuffle_files(mut self, seed: u64) -> Self {
-        self.course.inputs.shuffle = Some(seed);
-        self
     }
 
     /// Lines without a byte are no records.
@@ -108,35 +68,13 @@ impl Lines {
         self
     }
 
-    /// Drops a regular file's pages from the page cache each time so many bytes of it were read.
-    /// Reading them again is then reading the disk.
-    pub fn drop_behind(mut self, bytes: u64) -> Self {
-        self.course.inputs.reading.behind = Some(bytes);
-        self
-    }
-
-    /// The largest window, as a power of two, that a zstd file may ask for, which is its decoder's memory; 23,
-    /// which is 8 MiB, unless set. `zstd --ultra -22` and `zstd --long` need 27.
-    pub fn zstd_window(mut self, log2: u32) -> Self {
-        self.course.inputs.reading.window = log2;
-        self
-    }
-
-    fn open_at(&mut self, offset: u64) -> Option<Result<()>> {
-        let opened = match self.course.open()? {
-            Ok(input) => self.splitter.open(input, offset).map_err(|error| self.course.fail(offset, error)),
-            Err(error) => Err(error),
-        };
-        Some(opened)
-    }
-
     fn cut(&mut self, keep: bool) -> Option<Result<Cut>> {
         loop {
             if self.course.failed() {
                 return None;
             }
             if !self.splitter.is_open()
-                && let Err(error) = self.open_at(0)?
+                && let Err(error) = self.course.open(0, |input| self.splitter.open(input, 0))?
             {
                 return Some(Err(error));
             }
@@ -160,7 +98,7 @@ impl Stream for Lines {
     fn begin(&mut self, epoch: u64, from: Option<Mark>) -> Result<()> {
         self.splitter.close();
         let offset = self.course.begin(epoch, from)?;
-        self.open_at(offset).unwrap_or(Ok(()))
+        self.course.open(offset, |input| self.splitter.open(input, offset)).unwrap_or(Ok(()))
     }
 
     fn next(&mut self) -> Option<Result<(Line, Origin)>> {
@@ -196,12 +134,6 @@ impl Stream for Lines {
     }
 
     fn order(&self) -> u64 {
-        self.course.inputs.identity() ^ u64::from(self.empty == Empty::PassedOver)
-    }
-}
-
-impl fmt::Debug for Lines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lines").field("next", &self.mark()).finish_non_exhaustive()
+        self.course.inputs.identity(Records::Lines, u64::from(self.empty == Empty::PassedOver))
     }
 }

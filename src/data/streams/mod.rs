@@ -1,7 +1,8 @@
 //! Readers of records that come one after another: lines, rows of a CSV.
 //!
 //! `input` is one file's bytes, decompressed; `inputs` the files of an epoch; `course` where a
-//! stream stands among them. `lines` and `csv` cut records out; a `part` has some of another's.
+//! stream stands among them. `split`, and `rows` by `pieces`, cut records out for `lines` and `csv`;
+//! `reader` is what these two have in common. A `part` has some of another's records.
 
 mod compressed;
 mod course;
@@ -12,7 +13,10 @@ mod inputs;
 mod line;
 mod lines;
 mod part;
+mod pieces;
+mod reader;
 mod row;
+mod rows;
 mod split;
 
 pub use csv::Csv;

@@ -59,28 +59,13 @@ impl Splitter {
         (self.input, self.rest, self.offset) = (None, 0..0, 0);
     }
 
-    /// Begins an input, at an offset where a line begins: after a newline, or at the end.
+    /// Begins an input, at an offset where a line begins.
     pub(super) fn open(&mut self, mut input: Input, offset: u64) -> io::Result<()> {
         self.close();
-        let before = offset.saturating_sub(1);
-        if before > 0 {
-            input.go_to(before)?;
+        if offset > 0 {
+            input.go_to_record(offset, "line", b"\n")?;
         }
-        (self.input, self.offset) = (Some(input), before);
-        if offset == 0 {
-            return Ok(());
-        }
-        let byte = if self.fill()? { self.buffer.first().copied() } else { None };
-        (self.rest.start, self.offset) = (self.rest.end.min(1), offset);
-        let begins = match byte {
-            Some(b'\n') => true,
-            Some(_) => self.rest.is_empty() && !self.fill()?,
-            None => false,
-        };
-        if !begins {
-            let problem = format!("no line begins at byte {offset}: the data position is of other data");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
-        }
+        (self.input, self.offset) = (Some(input), offset);
         Ok(())
     }
 
