@@ -22,6 +22,9 @@ pub fn write(path: &Path, count: u64) -> Result<(), Failure> {
     Ok(file.flush()?)
 }
 
+/// Bytes of a mapping that stay resident: they count as the process' own.
+const MAPPED: u64 = 4 << 20;
+
 /// How tokens come out of their file.
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
@@ -53,7 +56,7 @@ pub fn warm_up(path: &Path, reading: Reading) -> Result<(), Failure> {
 fn rows(path: &Path, reading: Reading) -> Result<NextToken<u16>, Failure> {
     let tokens = Tokens::open(path)?;
     let tokens = match reading {
-        Reading::Mapped => tokens.mapped()?,
+        Reading::Mapped => tokens.mapped_within(MAPPED)?,
         Reading::ByPosition => tokens,
     };
     Ok(tokens.next_token(CONTEXT)?)

@@ -15,7 +15,7 @@ pub fn page(all: &[Measured], pairs: usize) -> String {
         "\n## Loading data\n\n\
          `Loader` beside PyTorch's `DataLoader`: the same files, the same transforms, batches of 32 or as said, shuffled, whole \
          epochs in turns ({pairs} pairs). Tokens are rows of 256 and the tokens that follow them, 64-bit, from \
-         a file of 16-bit ones that both map (PyTorch's by numpy), or that memfit reads by position. Pictures are JPEG files of 500×375, decoded, \
+         a file of 16-bit ones that both map (PyTorch by numpy, memfit with 4 MiB of it resident), or that memfit reads by position. Pictures are JPEG files of 500×375, decoded, \
          resized to 224×224 (bilinear, antialiased) and normalised: by `zune-jpeg` and `fast_image_resize`, in PyTorch by \
          Pillow and as torchvision's transforms do it. Speed is samples a second over the faster of PyTorch's two. \
          memfit prefetches one batch, PyTorch two per \
