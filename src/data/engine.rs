@@ -318,8 +318,9 @@ where
     /// no reason for it not to fit. False while a worker still has some of it.
     fn make_room(&self, work: &mut Work<J, S, C>) -> bool {
         work.tight = true;
-        let behind = work.building.iter().skip(1);
-        let free = behind.fold(true, |free, slot| slot.hold() && free);
+        // Each of them is asked, also where one is busy.
+        let busy = work.building.iter().skip(1).filter(|slot| !slot.hold()).count();
+        let free = busy == 0;
         if free {
             work.building.front().inspect(|slot| slot.feed_again());
             self.more.notify_all();
