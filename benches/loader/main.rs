@@ -1,7 +1,7 @@
 //! memfit's side of the section `data` of `cargo xtask peers`: a `Loader`, epoch by epoch.
 //!
 //! - `tokens FILE COUNT` writes a file of so many random 16-bit tokens.
-//! - `serve tokens|tokens-by-position|images PATH WORKERS REPEAT BATCH` reads lines: `epoch` runs a shuffled epoch and gives
+//! - `serve tokens|tokens-mapped|images PATH WORKERS REPEAT BATCH` reads lines: `epoch` runs a shuffled epoch and gives
 //!   `<seconds> <samples>`; `first FILE` writes the first batch of the data's own order to a file, number
 //!   by number, and gives `<samples>`; anything else ends it.
 //! - `training tokens|images PATH PAIRS` prints what loading beside it costs a training step.
@@ -27,7 +27,7 @@ use tokens::Reading;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Batches that are made ahead: all workers make one together, so one keeps them busy.
+/// Batches of pictures that are made ahead: all workers make one together, so one keeps them busy.
 const PREFETCH: usize = 1;
 
 fn main() -> ExitCode {
@@ -57,8 +57,8 @@ fn serve(kind: &str, path: &Path, numbers: &[&str]) -> Result<(), Failure> {
     let [workers, repeat, batch] = numbers[..] else { return Err("three numbers follow the path".into()) };
     let input = || std::io::stdin().lock().lines().map_while(Result::ok);
     match kind {
-        "tokens" | "tokens-by-position" => {
-            let reading = if kind == "tokens" { Reading::Mapped } else { Reading::ByPosition };
+        "tokens" | "tokens-mapped" => {
+            let reading = if kind == "tokens" { Reading::ByPosition } else { Reading::Mapped };
             tokens::warm_up(path, reading)?;
             answer(input(), |shuffled| tokens::loader(path, reading, batch, workers, shuffled))
         }
@@ -66,7 +66,7 @@ fn serve(kind: &str, path: &Path, numbers: &[&str]) -> Result<(), Failure> {
             images::warm_up(path)?;
             answer(input(), |shuffled| images::loader(path, repeat, batch, workers, shuffled))
         }
-        _ => Err(format!("there is no data {kind}: tokens, tokens-by-position and images").into()),
+        _ => Err(format!("there is no data {kind}: tokens, tokens-mapped and images").into()),
     }
 }
 

@@ -22,9 +22,6 @@ pub fn write(path: &Path, count: u64) -> Result<(), Failure> {
     Ok(file.flush()?)
 }
 
-/// Bytes of a mapping that stay resident: they count as the process' own.
-const MAPPED: u64 = 4 << 20;
-
 /// How tokens come out of their file.
 #[derive(Clone, Copy, Debug)]
 pub enum Reading {
@@ -42,7 +39,7 @@ pub fn loader(
     workers: usize,
     shuffled: bool,
 ) -> Result<Pairs, Failure> {
-    let loader = Loader::new(rows(path, reading)?).batch(batch).workers(workers).prefetch(crate::PREFETCH);
+    let loader = Loader::new(rows(path, reading)?).batch(batch).workers(workers);
     Ok(if shuffled { loader.shuffle(1).build() } else { loader.build() }?)
 }
 
@@ -56,7 +53,7 @@ pub fn warm_up(path: &Path, reading: Reading) -> Result<(), Failure> {
 fn rows(path: &Path, reading: Reading) -> Result<NextToken<u16>, Failure> {
     let tokens = Tokens::open(path)?;
     let tokens = match reading {
-        Reading::Mapped => tokens.mapped_within(MAPPED)?,
+        Reading::Mapped => tokens.mapped()?,
         Reading::ByPosition => tokens,
     };
     Ok(tokens.next_token(CONTEXT)?)

@@ -27,7 +27,7 @@ pub fn tokens(path: &Path, pairs: usize, steps: usize) -> Result<(), Failure> {
         let guess = layers.forward_t(&x.apply(&embedding), true);
         guess.mse_loss(&y.apply(&embedding).detach(), tch::Reduction::Mean)
     };
-    turns("tokens", &vs, tokens::loader(path, Reading::Mapped, 32, 1, true)?, loss, [pairs, steps])
+    turns("tokens", &vs, tokens::loader(path, Reading::ByPosition, 32, 1, true)?, loss, [pairs, steps])
 }
 
 /// Batches of 8: the step has to take longer than loading one does.

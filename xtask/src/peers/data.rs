@@ -59,14 +59,9 @@ const TOKENS: Data = Data {
     tolerance: Apart { mean: 0.0, most: 0.0 },
     step_pairs: STEP_PAIRS,
 };
-/// What there is to choose from where the file may be cut underneath.
-const READ_TOKENS: Data = Data {
-    ours: "tokens-by-position",
-    words: "tokens, read by position",
-    speed: None,
-    step_pairs: 0,
-    ..TOKENS
-};
+/// By choice, where nobody cuts the file.
+const MAPPED_TOKENS: Data =
+    Data { ours: "tokens-mapped", words: "tokens, mapped", speed: None, step_pairs: 0, ..TOKENS };
 const PICTURES: Data = Data {
     name: "images",
     ours: "images",
@@ -81,7 +76,7 @@ const PICTURES: Data = Data {
 };
 /// A micro-batch of a model that hardly fits: what a loader holds beside its batches shows.
 const FEW_PICTURES: Data = Data { words: "pictures by 4", batch: 4, step_pairs: 0, ..PICTURES };
-const DATA: [Data; 4] = [TOKENS, READ_TOKENS, PICTURES, FEW_PICTURES];
+const DATA: [Data; 4] = [TOKENS, MAPPED_TOKENS, PICTURES, FEW_PICTURES];
 
 /// What `--strategy` can name.
 pub fn names() -> Vec<&'static str> {
