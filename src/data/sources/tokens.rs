@@ -124,7 +124,8 @@ impl<T: Token> Tokens<T> {
     /// share. In memory it is nothing.
     ///
     /// *Limits*: a file that is cut underneath ends the process with `SIGBUS`, and so does a disk that
-    /// fails. Map only what nobody writes.
+    /// fails. Map only what nobody writes. Rows in a shuffled order, of a file larger than what stays
+    /// resident, cost a page fault each, which is more than a read.
     ///
     /// # Errors
     /// [`Error::Io`] where the system cannot map it, [`Error::Data`] where the file was cut since it was opened.

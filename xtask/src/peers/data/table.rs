@@ -153,7 +153,7 @@ mod tests {
     fn what_has_no_goal_misses_none() {
         let slow = measured(vec![row(true, 2, 0.5, 300), row(false, 0, 1.0, 100)], 1.0);
         let text = page(&[Measured { data: MAPPED_TOKENS, ..slow }], 7);
-        assert!(text.contains("| tokens, read by position | memfit | 2 | 0.50"), "{text}");
-        assert!(!text.contains("read by position at") && text.ends_with("All are met.\n"), "{text}");
+        assert!(text.contains("| tokens, mapped | memfit | 2 | 0.50"), "{text}");
+        assert!(!text.contains("tokens, mapped at") && text.ends_with("All are met.\n"), "{text}");
     }
 }
