@@ -47,34 +47,24 @@ pub trait Source: Send + Sync + 'static {
     }
 }
 
-impl<S: Source + ?Sized> Source for std::sync::Arc<S> {
-    type Sample = S::Sample;
+macro_rules! sources_behind {
+    ($($pointer:ty)*) => {$(
+        impl<S: Source + ?Sized> Source for $pointer {
+            type Sample = S::Sample;
 
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
+            fn len(&self) -> u64 {
+                (**self).len()
+            }
 
-    fn get(&self, index: u64, random: &mut Random) -> Result<Self::Sample> {
-        (**self).get(index, random)
-    }
+            fn get(&self, index: u64, random: &mut Random) -> Result<Self::Sample> {
+                (**self).get(index, random)
+            }
 
-    fn origin(&self, index: u64) -> Origin {
-        (**self).origin(index)
-    }
+            fn origin(&self, index: u64) -> Origin {
+                (**self).origin(index)
+            }
+        }
+    )*};
 }
 
-impl<S: Source + ?Sized> Source for Box<S> {
-    type Sample = S::Sample;
-
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-
-    fn get(&self, index: u64, random: &mut Random) -> Result<Self::Sample> {
-        (**self).get(index, random)
-    }
-
-    fn origin(&self, index: u64) -> Origin {
-        (**self).origin(index)
-    }
-}
+sources_behind!(std::sync::Arc<S> Box<S>);

@@ -65,15 +65,7 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
 /// Tells the kernel that a part is read soon, so that it may start now.
 pub(crate) fn will_need(file: &File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]
-    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
-    unsafe {
-        libc::posix_fadvise(
-            file.as_raw_fd(),
-            offset as libc::off_t,
-            length as libc::off_t,
-            libc::POSIX_FADV_WILLNEED,
-        );
-    }
+    advise(file, offset, length, libc::POSIX_FADV_WILLNEED);
     #[cfg(not(target_os = "linux"))]
     let _ = (file, offset, length);
 }
@@ -82,17 +74,17 @@ pub(crate) fn will_need(file: &File, offset: u64, length: u64) {
 /// the disk yet, stay. A length of 0 reaches to the file's end.
 pub(crate) fn drop_cached(file: &File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]
-    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
-    unsafe {
-        libc::posix_fadvise(
-            file.as_raw_fd(),
-            offset as libc::off_t,
-            length as libc::off_t,
-            libc::POSIX_FADV_DONTNEED,
-        );
-    }
+    advise(file, offset, length, libc::POSIX_FADV_DONTNEED);
     #[cfg(not(target_os = "linux"))]
     let _ = (file, offset, length);
+}
+
+#[cfg(target_os = "linux")]
+fn advise(file: &File, offset: u64, length: u64, advice: libc::c_int) {
+    // SAFETY: the descriptor is open while `file` is borrowed; no memory is passed.
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), offset as libc::off_t, length as libc::off_t, advice);
+    }
 }
 
 /// Lets the kernel read nothing ahead.
