@@ -153,6 +153,7 @@ fn lines_are_there_while_it_runs() {
 
 #[test]
 fn a_file_that_cannot_be_made_is_told_at_once() {
+    let _guard = serial();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no/such/folder/memory.jsonl");
     let started = Monitor::every(NEVER).write_json_lines(&path).start();
@@ -241,6 +242,7 @@ fn a_monitor_can_be_dropped_by_what_it_calls() {
 
 #[test]
 fn settings_out_of_range_are_refused_by_name() {
+    let _guard = serial();
     let refused = |config: memory::MonitorConfig| match config.start() {
         Err(Error::Config { setting, .. }) => setting,
         other => panic!("{other:?}"),
@@ -314,6 +316,7 @@ fn training_under_a_monitor_is_the_same() {
 
 #[test]
 fn monitors_may_go_to_another_thread() {
+    let _guard = serial();
     fn sendable<T: Send + Sync + 'static>() {}
     sendable::<Monitor>();
     fn movable<T: Send + 'static>() {}

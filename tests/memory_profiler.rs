@@ -569,6 +569,7 @@ fn misuse_is_refused_by_name() {
 
 #[test]
 fn nothing_is_printed() {
+    let _guard = serial();
     let program = std::env::current_exe().unwrap();
     let mut command = std::process::Command::new(program);
     // On a thread other than main's, as the tests are.

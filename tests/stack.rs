@@ -229,6 +229,7 @@ fn the_stack_prints_itself_in_the_order_it_acts() {
 
 #[test]
 fn the_traits_are_object_safe() {
+    let _guard = serial();
     fn objects(_: &dyn Strategy, _: &dyn Optimizer, _: &dyn Checkpointer) {}
     let (vs, _w) = vector(1);
     objects(&GradClip::norm(1.0), &sgd(&vs), &RecomputeAll);

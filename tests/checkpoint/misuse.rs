@@ -211,6 +211,7 @@ fn an_error_of_the_closure_keeps_its_type_through_segments() {
 /// Case 32.
 #[test]
 fn a_generator_that_cannot_be_captured_is_a_typed_error() {
+    let _guard = serial();
     let error = memfit::rng::Generators::capture(Device::Mps).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
 }

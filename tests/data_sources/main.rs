@@ -1,13 +1,8 @@
 //! Sources of records: files that stay files, memory, and what is made of other sources.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod arrays;
 mod compositions;
 mod files;
-#[cfg(target_os = "linux")]
-mod resources;
 mod safetensors;
 mod tokens;
 mod views;
@@ -40,28 +35,6 @@ impl OneFile {
     pub fn set_len(&self, bytes: u64) {
         OpenOptions::new().write(true).open(&self.path).and_then(|file: File| file.set_len(bytes)).unwrap();
     }
-}
-
-/// Whether a file lies in memory, where its pages count as shared ones and are never dropped; says so.
-#[cfg(target_os = "linux")]
-pub fn skipped_in_memory(file: &OneFile) -> bool {
-    let path = file.path.canonicalize().unwrap();
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    let mut under: Vec<(&str, &str)> = mounts
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split(' ').skip(1);
-            Some((words.next()?, words.next()?))
-        })
-        .filter(|(folder, _)| path.starts_with(folder))
-        .collect();
-    // Of several on one folder, the last one is seen.
-    under.sort_by_key(|(folder, _)| folder.len());
-    let found = under.last().is_some_and(|(_, kind)| ["tmpfs", "ramfs"].contains(kind));
-    if found {
-        eprintln!("skipped: the temporary folder is in memory, whose pages count as shared ones");
-    }
-    found
 }
 
 /// One record.

@@ -63,28 +63,6 @@ fn a_mapping_ends_with_its_last_view_and_with_the_graph_that_saved_it() {
     assert!(!is_mapped(&file));
 }
 
-#[cfg(target_os = "linux")]
-#[test]
-fn a_view_takes_no_memory_that_is_counted_or_anonymous() {
-    use memfit::memory::resident;
-
-    use crate::support::{live, serial};
-
-    let _guard = serial();
-    let file = numbers(8 << 20);
-    if crate::skipped_in_memory(&file) {
-        return;
-    }
-    let rows = Npy::open(&file.path).unwrap();
-    let (counted, before) = (live(), resident().unwrap());
-    let view = rows.view(0..2 << 20).unwrap();
-    assert_eq!(view.max().double_value(&[]), f64::from((8 << 20) - 1));
-    let after = resident().unwrap();
-    assert_eq!(live(), counted);
-    assert!(after.anonymous < before.anonymous + (4 << 20));
-    assert!(after.file > before.file + (24 << 20), "its pages are the page cache's own");
-}
-
 #[test]
 fn a_view_where_numbers_cannot_lie_in_memory_is_refused_and_its_rows_are_read() {
     let header = r#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;

@@ -12,6 +12,7 @@ mod slice;
 mod tensors;
 mod token_rows;
 mod tokens;
+mod touched;
 mod zip;
 
 pub use array_file::ArrayFile;

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::{Device, Kind, Tensor};
 
+use super::touched::{Cached, Resident};
 use crate::data::Origin;
 use crate::data::sample::byte_len;
 use crate::error::{Error, Result};
@@ -18,10 +18,6 @@ use crate::sys::mapping::{Mapping, Private};
 
 /// Bytes of a mapping that may be resident, unless set.
 const RESIDENT: u64 = 64 << 20;
-/// A cold read brings whole pages into the page cache.
-const PAGE: u64 = 4 << 10;
-/// Linux maps so much around a touched page, where the page cache has it (`fault_around_bytes`).
-const AROUND: u64 = 64 << 10;
 
 /// A file that stays a file: any thread reads any part of it, without a lock.
 #[derive(Clone, Debug)]
@@ -29,9 +25,9 @@ pub(super) struct Reader {
     file: Arc<File>,
     path: Arc<Path>,
     len: u64,
-    mapping: Option<Arc<(Mapping, Touched)>>,
+    mapping: Option<Arc<(Mapping, Resident)>>,
     /// Where the page cache is to be kept small.
-    behind: Option<Arc<Touched>>,
+    behind: Option<Arc<Cached>>,
 }
 
 impl Reader {
@@ -53,13 +49,13 @@ impl Reader {
         let failed = |source| Error::Io { action: "mapping", path: self.path.to_path_buf(), source };
         self.check_reaches(self.len)?;
         let mapping = Mapping::open(&self.file, self.len).map_err(failed)?;
-        self.mapping = Some(Arc::new((mapping, Touched::new(resident.unwrap_or(RESIDENT), AROUND))));
+        self.mapping = Some(Arc::new((mapping, Resident::new(self.len, resident.unwrap_or(RESIDENT)))));
         Ok(self)
     }
 
     /// Drops the file's pages from the page cache each time that so many bytes were read.
     pub(super) fn drop_behind(mut self, bytes: u64) -> Self {
-        self.behind = Some(Arc::new(Touched::new(bytes, PAGE)));
+        self.behind = Some(Arc::new(Cached::new(bytes)));
         self
     }
 
@@ -75,11 +71,12 @@ impl Reader {
     }
 
     fn give_back(&self, offset: u64, length: u64) {
-        let behind = self.behind.as_ref().and_then(|touched| touched.add(offset, length));
-        if let Some(mapping) = &self.mapping {
+        let behind = self.behind.as_ref().and_then(|cached| cached.add(offset, length));
+        if let Some((mapping, resident)) = self.mapping.as_deref() {
             // The page cache drops no page that is mapped.
-            if mapping.1.add(offset, length).is_some() || behind.is_some() {
-                mapping.0.give_back();
+            if resident.add(offset, length) || behind.is_some() {
+                resident.clear();
+                mapping.give_back();
             }
         }
         if let Some(range) = behind {
@@ -140,44 +137,6 @@ pub(super) fn broken(path: &Path, problem: impl Into<String>) -> Error {
     Error::Data { origin, problem: problem.into(), source: None }
 }
 
-/// Counts bytes that were touched, by blocks that become resident together.
-#[derive(Debug)]
-struct Touched {
-    step: u64,
-    block: u64,
-    bytes: AtomicU64,
-    /// The block that was touched last: neighbours share blocks.
-    last: AtomicU64,
-    /// What was touched since the last full step lies between these.
-    from: AtomicU64,
-    to: AtomicU64,
-}
-
-impl Touched {
-    fn new(step: u64, block: u64) -> Self {
-        let (step, none) = (step.max(1), u64::MAX);
-        Self { step, block, bytes: 0.into(), last: none.into(), from: none.into(), to: 0.into() }
-    }
-
-    /// Counts a range. Where a step is full with it, the range in which all of the step lies.
-    fn add(&self, offset: u64, length: u64) -> Option<Range<u64>> {
-        let end = offset.checked_add(length).filter(|end| *end > offset)?;
-        self.from.fetch_min(offset, Ordering::Relaxed);
-        self.to.fetch_max(end, Ordering::Relaxed);
-        let (first, last) = (offset / self.block, (end - 1) / self.block);
-        let known = self.last.swap(last, Ordering::Relaxed) == first;
-        let bytes = (last - first + u64::from(!known)) * self.block;
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before / self.step == before.wrapping_add(bytes) / self.step {
-            return None;
-        }
-        let from = self.from.swap(u64::MAX, Ordering::Relaxed).min(offset);
-        let to = self.to.swap(0, Ordering::Relaxed).max(end);
-        // The kernel keeps what lies in a range by a part only: the step before left some.
-        Some(from.saturating_sub(self.step)..to)
-    }
-}
-
 /// Zeros for the bytes of a record.
 pub(super) fn room(bytes: usize) -> Result<Vec<u8>> {
     let mut room = reserved(bytes)?;
@@ -219,20 +178,6 @@ mod tests {
         let Err(Error::OutOfMemory { requested, .. }) = reserved::<i64>(usize::MAX) else { panic!() };
         assert_eq!(requested, Some(u64::MAX));
         assert!(room(usize::MAX).is_err());
-    }
-
-    #[test]
-    fn neighbours_in_a_block_are_counted_once_and_strangers_by_their_blocks() {
-        let touched = Touched::new(8_192, 4_096);
-        let due: Vec<_> = (0..12).map(|row| touched.add(row * 1_024, 1_024)).collect();
-        // The step is full with row 4, which begins the second block.
-        assert_eq!(due[4], Some(0..5 * 1_024));
-        assert_eq!(due.iter().flatten().count(), 1);
-        let strangers = Touched::new(8_192, 4_096);
-        assert_eq!(strangers.add(1 << 40, 1), None);
-        assert_eq!(strangers.add(20_480, 1), Some(20_480 - 8_192..(1 << 40) + 1));
-        assert_eq!(strangers.add(0, 0), None, "nothing was touched");
-        assert_eq!(Touched::new(0, 4_096).add(3, 1), Some(2..4), "a step of nothing is after every read");
     }
 
     #[cfg(target_os = "linux")]

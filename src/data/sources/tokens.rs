@@ -119,8 +119,8 @@ impl<T: Token> Tokens<T> {
     }
 
     /// Copies records out of a mapping of the file instead of reading them: no system call per record.
-    /// The file's pages count as the process' own while they are resident; they are given back each
-    /// time that 64 MiB of them were touched: of one mapping, which clones and ranges made from here on
+    /// The file's pages count as the process' own while they are resident; they are given back when
+    /// more than 64 MiB of them may be: of one mapping, which clones and ranges made from here on
     /// share. In memory it is nothing.
     ///
     /// *Limits*: a file that is cut underneath ends the process with `SIGBUS`, and so does a disk that
@@ -133,7 +133,7 @@ impl<T: Token> Tokens<T> {
         self.remapped(None)
     }
 
-    /// As [`mapped`](Self::mapped), where about so many bytes may be resident.
+    /// As [`mapped`](Self::mapped), where so many bytes may be resident, and up to 2 MiB more.
     ///
     /// # Errors
     /// As for [`mapped`](Self::mapped).
