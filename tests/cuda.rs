@@ -181,7 +181,7 @@ fn a_loader_brings_batches_to_the_device_one_ahead() {
 
 #[test]
 fn a_loader_for_a_device_that_is_not_there_is_refused() {
-    let _guard = serial();
+    let _guard = support::serial();
     use memfit::data::{Loader, Random, Source};
     struct One;
     impl Source for One {

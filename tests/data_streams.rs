@@ -1023,7 +1023,7 @@ proptest! {
         ),
         step in 1_usize..20,
     ) {
-        let _guard = serial();
+        let _guard = support::serial();
         let content: Arc<[u8]> = content.concat().into_bytes().into();
         let mut wanted = by_csv(&content);
         // Only in an open quote is a further newline of any weight.
@@ -1158,7 +1158,7 @@ fn a_stream_that_cannot_skip_tells_every_rank_how_it_ends() {
 
 #[test]
 fn files_are_told_apart_by_their_names_below_the_folder_of_all() {
-    let _guard = serial();
+    let _guard = support::serial();
     let lines = |paths: &[&str]| Lines::of_files(paths).order();
     assert_eq!(lines(&["/x/s0/part", "/x/s1/part"]), lines(&["/y/z/s0/part", "/y/z/s1/part"]));
     assert_ne!(lines(&["/x/s0/part", "/x/s1/part"]), lines(&["/x/s1/part", "/x/s0/part"]));

@@ -211,7 +211,7 @@ fn the_nth_request_fails_once() {
 
 #[test]
 fn bytes_are_read_in_every_unit() {
-    let _guard = serial();
+    let _guard = support::serial();
     let right: [(&str, u64); 12] = [
         ("0", 0),
         ("4096", 4096),

@@ -48,7 +48,7 @@ fn anonymous() -> u64 {
 /// Counted and resident bytes that a forward pass leaves behind, in a process of its own.
 #[test]
 fn child_reports_what_forward_leaves() {
-    let _guard = serial();
+    let _guard = support::serial();
     let Ok(mode) = std::env::var("MEMFIT_OFFLOAD_CHILD") else { return };
     if let Some(what) = mode.strip_prefix("state-") {
         return report_state(what);
