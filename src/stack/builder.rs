@@ -1,9 +1,9 @@
 use tch::{Device, nn::VarStore};
 
+use super::clock::Clock;
 use super::estimate::Estimated;
 use super::finals::Finals;
 use super::start::Start;
-use super::windows::Clock;
 use super::{Health, Model, Stack};
 use crate::error::{Error, Result};
 use crate::ffi;

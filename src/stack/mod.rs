@@ -2,6 +2,7 @@
 //! training steps. It knows no built-in strategy by name.
 
 mod builder;
+mod clock;
 mod consumed;
 mod estimate;
 mod failure;
@@ -34,11 +35,11 @@ use crate::saved::Registration;
 use crate::state::Named;
 use crate::step::{DataPosition, Position, Preparation, Strategy};
 
+use clock::Clock;
 use estimate::Estimated;
 use finals::Finals;
 use start::Start;
 use window::Open;
-use windows::Clock;
 
 /// A model, its optimizer and the strategies that train it within memory.
 ///

@@ -42,34 +42,19 @@ impl Stack {
     fn update(&mut self, open: &Open, moved: &mut bool) -> Result<Ended> {
         // Allocated now: nothing may fail once a parameter has moved.
         let loss = mean_loss(open, self.model.device)?;
-        let optimizer = self.optimizer.as_mut();
-        let strategies = &mut self.strategies;
-        let parameters = &self.model.parameters;
-        for strategy in strategies.iter_mut() {
-            strategy.close(&mut Closing { optimizer: &mut *optimizer, parameters })?;
-        }
-        let weight = if open.tokens == 0.0 { 1.0 } else { open.tokens / open.first_weight };
-        let divisor = weight * open.scale;
-        let mut numbers =
-            Numbers { tokens: open.tokens, weight, scale: open.scale, squared_norm: None, non_finite: None };
-        let wanted = strategies.iter().map(|strategy| strategy.measures()).max().unwrap_or(Measure::Nothing);
-        measure(wanted, optimizer, divisor, &mut numbers)?;
-        for strategy in strategies.iter_mut() {
-            strategy.agree(&mut numbers)?;
-        }
-        // What was agreed upon counts, not what was measured here.
-        let divisor = numbers.weight * numbers.scale;
+        let numbers = self.agreed(open)?;
         let mut phase = UpdatePhase {
-            update: Update { divisor, position: self.position },
+            // What was agreed upon counts, not what was measured here.
+            update: Update { divisor: numbers.weight * numbers.scale, position: self.position },
             numbers,
-            optimizer,
-            parameters,
+            optimizer: self.optimizer.as_mut(),
+            parameters: &self.model.parameters,
             buffers: &self.model.buffers,
         };
         let mut lr = Vec::new();
         let early = *moved;
         let mut stepped_at_all = false;
-        let verdict = phases::update(strategies, &mut phase, &mut |phase| {
+        let verdict = phases::update(&mut self.strategies, &mut phase, &mut |phase| {
             if phase.numbers.tokens == 0.0 {
                 return Ok(Verdict::Skipped(SkipReason::NoTokens));
             }
@@ -88,6 +73,25 @@ impl Stack {
         }
         let tokens = numbers.tokens;
         Ok(Ended { verdict, loss, grad_norm: numbers.squared_norm.map(f64::sqrt), lr, tokens })
+    }
+
+    /// The window's final gradients and numbers, as the strategies want and see them.
+    fn agreed(&mut self, open: &Open) -> Result<Numbers> {
+        let optimizer = self.optimizer.as_mut();
+        for strategy in &mut self.strategies {
+            strategy
+                .close(&mut Closing { optimizer: &mut *optimizer, parameters: &self.model.parameters })?;
+        }
+        let weight = if open.tokens == 0.0 { 1.0 } else { open.tokens / open.first_weight };
+        let mut numbers =
+            Numbers { tokens: open.tokens, weight, scale: open.scale, squared_norm: None, non_finite: None };
+        let wanted =
+            self.strategies.iter().map(|strategy| strategy.measures()).max().unwrap_or(Measure::Nothing);
+        measure(wanted, optimizer, weight * open.scale, &mut numbers)?;
+        for strategy in &mut self.strategies {
+            strategy.agree(&mut numbers)?;
+        }
+        Ok(numbers)
     }
 
     fn count(&mut self, open: &Open, ended: Ended) -> StepOutcome {
