@@ -156,6 +156,19 @@ pub enum Error {
         #[source]
         source: Option<Box<Error>>,
     },
+    /// Of a batch of one of several ranks every record was passed over, while the others have a batch
+    /// in its place: a collective of theirs would wait for this rank for ever.
+    #[error(
+        "all {records} records of a batch of rank {rank} were passed over, and other ranks of {world} may have a batch here; leave this step out on every rank, or mend the records or take larger batches"
+    )]
+    EmptyBatch {
+        /// Records of the batch, all of them bad.
+        records: u64,
+        /// Of this process.
+        rank: usize,
+        /// Processes that train together.
+        world: usize,
+    },
     /// A failure in a later micro-batch dropped the open window: buffers, RNG and
     /// counters are as they were at its start.
     #[error(

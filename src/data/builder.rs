@@ -3,13 +3,14 @@ use std::sync::atomic::AtomicBool;
 
 use tch::Device;
 
+use super::bad::{Bad, BadRecords};
 use super::buffers::Buffers;
 use super::collate::{Collate, Stacked, With};
 use super::engine::{Engine, Pipeline};
 use super::feed::{Deal, Feed, Numbers, Tail};
-use super::loader::{Bad, Loader};
+use super::loader::Loader;
 use super::stream_feed::{Records, StreamJob};
-use super::transfer::{Mover, Transfer};
+use super::transfer::{self, Transfer};
 use super::{Origin, Random, Source, Stream};
 use crate::error::{Error, Result};
 use crate::step::Batch;
@@ -206,9 +207,12 @@ where
     pub fn build(self) -> Result<Loader<C::Batch>> {
         self.check()?;
         self.collate.check()?;
+        let mover = transfer::mover_to(self.settings.device)?;
+        if mover.is_some() && self.settings.workers == 0 {
+            tracing::warn!("pin without workers: no batch is ready ahead, so each step waits for its copy");
+        }
         let Self { feed, decode, origin, collate, settings } = self;
         let Settings { deal, buffer, seed, workers, prefetch, bad, device } = settings;
-        let mover = Mover::to(device)?;
         let pipeline = Pipeline {
             decode,
             origin,
@@ -224,6 +228,7 @@ where
         let stop = Arc::new(AtomicBool::new(false));
         let feed = feed(deal, buffer as u64, stop.clone());
         let engine = Engine::new(pipeline, feed, stop, prefetch, share);
+        let bad = BadRecords::new(bad, deal.rank, deal.world);
         Ok(Loader::over(Arc::new(engine), workers, bad, mover))
     }
 

@@ -27,14 +27,14 @@ pub(super) trait Feed: Send {
 /// A batch before it is read.
 #[derive(Debug)]
 pub(super) struct Planned<J> {
-    pub(super) jobs: Vec<Planned1<J>>,
+    pub(super) jobs: Vec<PlannedSample<J>>,
     /// The position once the batch is consumed.
     pub(super) after: DataPosition,
 }
 
 /// A sample before it is read: its place in the epoch's order, and its job.
 #[derive(Debug)]
-pub(super) struct Planned1<J> {
+pub(super) struct PlannedSample<J> {
     pub(super) place: u64,
     pub(super) job: Result<J>,
 }
@@ -61,6 +61,13 @@ pub enum Tail {
     Drop,
 }
 
+/// Which rank a sample goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    Mine,
+    Others,
+}
+
 impl Deal {
     /// How many of `left` samples the next batches of all ranks take; 0 ends the epoch.
     pub(super) fn take(&self, left: u64) -> u64 {
@@ -69,6 +76,11 @@ impl Deal {
             Tail::Drop if left < whole => 0,
             _ => left.min(whole),
         }
+    }
+
+    /// Whose sample it is that is the n-th of a batch of all ranks.
+    pub(super) fn whose(&self, nth: u64) -> Whose {
+        if nth % self.world as u64 == self.rank as u64 { Whose::Mine } else { Whose::Others }
     }
 
     /// Samples in one batch of every rank.
@@ -126,8 +138,9 @@ impl Feed for Numbers {
         let from = self.at.samples;
         let to = from + self.deal.take(self.len.saturating_sub(from));
         let places = (from.saturating_add(self.deal.rank as u64)..to).step_by(self.deal.world);
-        let jobs: Vec<_> =
-            places.filter_map(|place| Some(Planned1 { place, job: Ok(self.order.at(place)?) })).collect();
+        let jobs: Vec<_> = places
+            .filter_map(|place| Some(PlannedSample { place, job: Ok(self.order.at(place)?) }))
+            .collect();
         if jobs.is_empty() {
             return None;
         }

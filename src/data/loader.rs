@@ -1,15 +1,13 @@
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::bad::BadRecords;
 use super::builder::LoaderBuilder;
-use super::collate::Collate;
-use super::engine::{Engine, Next};
+use super::deliver::{Deliver, Done, Next};
 use super::feed;
 use super::loaded::Loaded;
-use super::slot::Done;
+use super::stage::{Mover, Stage};
 use super::stream_feed::StreamJob;
-use super::transfer::{Mover, Sent, Transfer};
 use super::{Source, Stream};
 use crate::error::{Error, Result};
 use crate::step::DataPosition;
@@ -24,86 +22,13 @@ pub struct Loader<B> {
     engine: Arc<dyn Deliver<B>>,
     workers: usize,
     threads: Vec<JoinHandle<()>>,
-    bad: Bad,
-    passed_over: u64,
-    /// Of this epoch.
-    passed_over_here: u64,
+    bad: BadRecords,
     position: DataPosition,
     begun: bool,
     /// It was told that the epoch cannot be begun.
     refused: bool,
-    /// What comes before anything new: errors of a batch, then the batch.
-    waiting: VecDeque<Waiting<B>>,
-    /// Where batches go to a device.
-    mover: Option<Mover<B>>,
-}
-
-/// What is given next.
-enum Waiting<B> {
-    /// With the position to go on from, where it is the last of its batch.
-    Error(Error, Option<DataPosition>),
-    /// On the host.
-    Batch(Loaded<B>),
-    /// On its way to the device.
-    Sent(Sent<B>),
-}
-
-/// What becomes of a record that cannot be used.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Bad {
-    Tell,
-    PassOver { most: u64 },
-}
-
-/// An engine, whatever its jobs and samples are.
-pub(super) trait Deliver<B>: Send + Sync {
-    fn begin(&self, from: DataPosition) -> Result<()>;
-    fn next(&self, workers: usize) -> Next<B>;
-    fn order(&self) -> u64;
-    fn samples(&self) -> Option<u64>;
-    fn is_ready(&self) -> bool;
-    fn work(&self);
-    fn stop(&self);
-    fn may_hang(&self) -> bool;
-}
-
-impl<J, S, C> Deliver<C::Batch> for Engine<J, S, C>
-where
-    J: Send + Sync + 'static,
-    S: Send + 'static,
-    C: Collate<S>,
-{
-    fn begin(&self, from: DataPosition) -> Result<()> {
-        self.begin(from)
-    }
-
-    fn next(&self, workers: usize) -> Next<C::Batch> {
-        self.next(workers)
-    }
-
-    fn order(&self) -> u64 {
-        self.order()
-    }
-
-    fn samples(&self) -> Option<u64> {
-        self.samples()
-    }
-
-    fn is_ready(&self) -> bool {
-        self.is_ready()
-    }
-
-    fn work(&self) {
-        self.work();
-    }
-
-    fn stop(&self) {
-        self.stop();
-    }
-
-    fn may_hang(&self) -> bool {
-        self.may_hang()
-    }
+    /// What comes before anything new.
+    stage: Stage<B>,
 }
 
 impl Loader<()> {
@@ -119,25 +44,22 @@ impl Loader<()> {
     }
 }
 
-impl<B: Transfer + Send + 'static> Loader<B> {
+impl<B: 'static> Loader<B> {
     pub(super) fn over(
         engine: Arc<dyn Deliver<B>>,
         workers: usize,
-        bad: Bad,
-        mover: Option<Mover<B>>,
+        bad: BadRecords,
+        mover: Option<Box<dyn Mover<B>>>,
     ) -> Self {
         Self {
-            mover,
             engine,
             workers,
             threads: Vec::new(),
             bad,
-            passed_over: 0,
-            passed_over_here: 0,
             position: DataPosition::default(),
             begun: false,
             refused: false,
-            waiting: VecDeque::new(),
+            stage: Stage::new(mover),
         }
     }
 
@@ -159,7 +81,7 @@ impl<B: Transfer + Send + 'static> Loader<B> {
 
     /// Bad records that were passed over so far, of all epochs.
     pub fn passed_over(&self) -> u64 {
-        self.passed_over
+        self.bad.passed_over()
     }
 
     /// Goes to a position: what comes next are the samples that remain after it. Batches that
@@ -172,11 +94,11 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     pub fn seek(&mut self, position: DataPosition) -> Result<()> {
         feed::check(position, self.engine.order())?;
         // What was made ahead is gone from here on, whether the files can be opened or not.
-        self.waiting.clear();
+        self.stage.clear();
         self.begun = false;
         self.engine.begin(position)?;
         self.position = DataPosition { order: self.engine.order(), ..position };
-        self.passed_over_here = 0;
+        self.bad.begin_epoch();
         self.begun = true;
         Ok(())
     }
@@ -185,7 +107,7 @@ impl<B: Transfer + Send + 'static> Loader<B> {
         self.engine.begin(self.position)?;
         self.begun = true;
         if self.position.samples == 0 {
-            self.passed_over_here = 0;
+            self.bad.begin_epoch();
         }
         Ok(())
     }
@@ -204,81 +126,43 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     /// Errors of records first, each in its place, then the batch of the others, then what ends it.
     fn take(&mut self, done: Done<B>, after: DataPosition) {
         let Done { errors, batch, own } = done;
-        let (of_records, fatal): (Vec<_>, Vec<_>) = errors.into_iter().partition(Error::is_of_record);
-        for error in of_records {
-            match self.bad {
-                Bad::PassOver { most } if self.passed_over_here < most => {
-                    tracing::warn!(%error, "a record was passed over");
-                    self.passed_over += 1;
-                    self.passed_over_here += 1;
-                }
-                _ => self.waiting.push_back(Waiting::Error(error, None)),
-            }
+        let (of_records, mut last): (Vec<_>, Vec<_>) = errors.into_iter().partition(Error::is_of_record);
+        let bad = of_records.len();
+        let told = self.bad.to_tell(of_records);
+        last.splice(0..0, own);
+        if told.is_empty() && batch.is_none() && last.is_empty() {
+            last.extend(self.bad.nothing_left(bad));
         }
-        self.waiting.extend(batch.map(|batch| Waiting::Batch(Loaded { batch, position: after })));
-        self.waiting.extend(own.into_iter().chain(fatal).map(|error| Waiting::Error(error, None)));
-        if let Some(Waiting::Error(_, position)) = self.waiting.back_mut() {
-            *position = Some(after);
-        }
+        told.into_iter().for_each(|error| self.stage.push_error(error));
+        batch.into_iter().for_each(|batch| self.stage.push_batch(Loaded { batch, position: after }));
+        last.into_iter().for_each(|error| self.stage.push_error(error));
+        self.stage.end_batch(after);
     }
 
-    /// Gives what waits first, and sends the next batch on its way where it is ready.
+    /// Gives what is there, and sends the next batch on its way where it is ready.
     fn give(&mut self) -> Option<Result<Loaded<B>>> {
-        let item = match self.waiting.pop_front()? {
-            Waiting::Error(error, after) => {
-                self.position = after.unwrap_or(self.position);
-                Err(error)
-            }
-            Waiting::Sent(sent) => self.land(sent),
-            Waiting::Batch(loaded) => match self.send(loaded) {
-                Ok(Waiting::Sent(sent)) => self.land(sent),
-                Ok(Waiting::Batch(loaded)) => Ok(loaded),
-                Ok(Waiting::Error(error, _)) | Err(error) => Err(error),
-            },
-        };
-        if let Ok(loaded) = &item {
-            self.position = loaded.position;
+        let (item, after) = self.stage.give()?;
+        self.position = after.unwrap_or(self.position);
+        if item.is_ok() {
             self.send_ahead();
         }
         Some(item)
     }
 
-    /// Queues a batch's copy to the device, where it is to go to one; where that fails it waits in
-    /// front again.
-    fn send(&mut self, loaded: Loaded<B>) -> Result<Waiting<B>> {
-        let Some(mover) = &self.mover else { return Ok(Waiting::Batch(loaded)) };
-        match mover.send(&loaded) {
-            Ok(sent) => Ok(Waiting::Sent(sent)),
-            Err(error) => {
-                self.waiting.push_front(Waiting::Batch(loaded));
-                Err(error)
-            }
-        }
-    }
-
-    fn land(&self, sent: Sent<B>) -> Result<Loaded<B>> {
-        self.mover.as_ref().map_or_else(|| Err(Error::data("no device")), |mover| mover.land(sent))
-    }
-
+    /// Waits for nothing: a batch that is not ready yet is sent when it is asked for.
     fn send_ahead(&mut self) {
-        if self.mover.is_none() || !self.waiting.is_empty() || !self.engine.is_ready() {
+        if !self.stage.has_room_ahead() || !self.engine.is_ready() {
             return;
         }
         if let Next::Batch(done, after) = self.engine.next(self.workers) {
             self.take(done, after);
         }
-        if let Some(Waiting::Batch(loaded)) =
-            self.waiting.pop_front_if(|item| matches!(item, Waiting::Batch(_)))
-        {
-            // One that does not fit yet is tried again, and told of, when it is asked for.
-            if let Ok(sent) = self.send(loaded) {
-                self.waiting.push_front(sent);
-            }
-        }
+        // One that does not fit yet is tried again, and told of, when it is asked for.
+        let _ = self.stage.send();
     }
 }
 
-impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
+impl<B: 'static> Iterator for Loader<B> {
     type Item = Result<Loaded<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {

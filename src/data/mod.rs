@@ -31,9 +31,11 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
+mod bad;
 mod buffers;
 mod builder;
 mod collate;
+mod deliver;
 pub(crate) mod dtype;
 mod engine;
 mod feed;
@@ -48,6 +50,7 @@ mod shifted;
 mod slot;
 mod source;
 mod sources;
+mod stage;
 mod stream;
 mod stream_feed;
 mod streams;

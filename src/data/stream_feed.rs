@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::feed::{Deal, Feed, Planned, Planned1};
+use super::feed::{Deal, Feed, Planned, PlannedSample, Whose};
 use super::order::Order;
 use super::random::mix;
 use super::{Interrupt, Origin, Stream};
@@ -34,6 +34,13 @@ pub(super) struct Records<S: Stream> {
 }
 
 type Read<S> = Result<StreamJob<<S as Stream>::Record>>;
+
+/// What became of a record.
+enum Taken<S: Stream> {
+    Mine(Read<S>),
+    /// It is another rank's.
+    PassedBy,
+}
 
 /// What a worker makes a stream's sample of.
 #[derive(Clone, Debug)]
@@ -107,26 +114,29 @@ impl<S: Stream> Records<S> {
     }
 
     /// The record at a place of the epoch; `None` at its end.
-    fn take(&mut self, place: u64, mine: bool) -> Option<Read<S>> {
+    fn take(&mut self, place: u64, whose: Whose) -> Option<Taken<S>> {
         if self.block == 1 {
-            return self.take_next(mine);
+            return self.take_next(whose);
         }
         let start = place - place % self.block;
         if self.held.is_empty() || start != self.start {
             self.fill(start);
         }
         let at = self.order.at(place - start)?;
-        self.held.get_mut(usize::try_from(at).ok()?)?.take()
+        let read = self.held.get_mut(usize::try_from(at).ok()?)?.take()?;
+        Some(match whose {
+            Whose::Mine => Taken::Mine(read),
+            Whose::Others => Taken::PassedBy,
+        })
     }
 
     /// Without a shuffle the others' records are passed over unread.
-    fn take_next(&mut self, mine: bool) -> Option<Read<S>> {
-        if mine {
-            return self.read();
+    fn take_next(&mut self, whose: Whose) -> Option<Taken<S>> {
+        if whose == Whose::Mine {
+            return self.read().map(Taken::Mine);
         }
         match self.skip() {
-            Ok(false) => None,
-            Ok(true) => Some(Err(Error::data("another rank's"))),
+            Ok(more) => more.then_some(Taken::PassedBy),
             Err(error) => {
                 self.fail(error);
                 None
@@ -167,16 +177,15 @@ impl<S: Stream> Feed for Records<S> {
     }
 
     fn next(&mut self) -> Option<Planned<Self::Job>> {
-        let (from, world, rank) = (self.at.samples, self.deal.world as u64, self.deal.rank as u64);
+        let from = self.at.samples;
         let mut jobs = Vec::with_capacity(self.deal.batch.min(4096));
         let mut taken = 0;
         while taken < self.deal.whole() {
             let place = from + taken;
-            let mine = taken % world == rank;
-            let Some(job) = self.take(place, mine) else { break };
+            let Some(record) = self.take(place, self.deal.whose(taken)) else { break };
             taken += 1;
-            if mine {
-                jobs.push(Planned1 { place, job });
+            if let Taken::Mine(job) = record {
+                jobs.push(PlannedSample { place, job });
             }
         }
         let taken = self.deal.take(taken);
@@ -185,7 +194,7 @@ impl<S: Stream> Feed for Records<S> {
         }
         // Every rank hears of it, after the records before it. It is no sample of the order.
         if let Some(error) = self.failed.take() {
-            jobs.push(Planned1 { place: from + taken, job: Err(error) });
+            jobs.push(PlannedSample { place: from + taken, job: Err(error) });
         }
         if jobs.is_empty() {
             return None;

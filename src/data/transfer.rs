@@ -1,10 +1,9 @@
-use std::marker::PhantomData;
-
 use tch::{Device, Tensor};
 
 use super::Loaded;
+use super::stage::{Mover, Sent};
 use crate::error::Result;
-use crate::ffi::device::{self, Event, Stream};
+use crate::ffi::device;
 
 /// A batch that can go to a device: its tensors, one by one.
 pub trait Transfer: Sized {
@@ -42,53 +41,48 @@ tuple_transfers!(A 0 B 1);
 tuple_transfers!(A 0 B 1 C 2);
 tuple_transfers!(A 0 B 1 C 2 D 3);
 
-/// Copies batches to a device on a stream of its own.
-pub(super) struct Mover<B> {
-    stream: Stream,
-    device: Device,
-    batch: PhantomData<fn(B)>,
-}
-
 /// Copies a batch into pinned memory, on a worker.
 pub(super) fn pinned<B: Transfer>(batch: &B, device: Device) -> Result<B> {
     batch.map_tensors(&mut |tensor| Ok(tensor.f_pin_memory(device)?))
 }
 
-/// A batch that may still be on its way.
-pub(super) struct Sent<B> {
-    loaded: Loaded<B>,
-    copied: Event,
+/// What brings batches to a device; nothing for a CPU.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a device that is not there.
+pub(super) fn mover_to<B: Transfer + Send + 'static>(device: Device) -> Result<Option<Box<dyn Mover<B>>>> {
+    if device == Device::Cpu {
+        return Ok(None);
+    }
+    device::index(device, "pinned transfer")?;
+    Ok(Some(Box::new(Copier { stream: device::Stream::new(device)?, device })))
 }
 
-impl<B: Transfer> Mover<B> {
-    /// Nothing to do for a CPU.
-    pub(super) fn to(device: Device) -> Result<Option<Self>> {
-        if device == Device::Cpu {
-            return Ok(None);
-        }
-        device::index(device, "pinned transfer")?;
-        Ok(Some(Self { stream: Stream::new(device)?, device, batch: PhantomData }))
-    }
+/// Copies batches to a device on a stream of its own.
+struct Copier {
+    stream: device::Stream,
+    device: Device,
+}
 
+impl<B: Transfer + Send + 'static> Mover<B> for Copier {
     /// Queues the copy behind those before it; the training's own stream is not waited for.
-    pub(super) fn send(&self, loaded: &Loaded<B>) -> Result<Sent<B>> {
+    fn send(&self, loaded: &Loaded<B>) -> Result<Sent<B>> {
         let guard = self.stream.enter()?;
         let batch = loaded.batch.map_tensors(&mut |tensor: &Tensor| {
             Ok(tensor.f_to_device_(self.device, tensor.kind(), true, false)?)
         })?;
         let copied = self.stream.record()?;
         drop(guard);
-        Ok(Sent { loaded: Loaded { batch, position: loaded.position }, copied })
-    }
-
-    /// The batch, for what this thread queues from now on.
-    pub(super) fn land(&self, sent: Sent<B>) -> Result<Loaded<B>> {
-        let current = Stream::current(self.device)?;
-        current.wait(&sent.copied)?;
-        let _same = sent.loaded.batch.map_tensors(&mut |tensor: &Tensor| {
-            current.uses(tensor)?;
-            Ok(tensor.shallow_clone())
-        })?;
-        Ok(sent.loaded)
+        let device = self.device;
+        let land = move |batch: &B| {
+            let current = device::Stream::current(device)?;
+            current.wait(&copied)?;
+            let _same = batch.map_tensors(&mut |tensor: &Tensor| {
+                current.uses(tensor)?;
+                Ok(tensor.shallow_clone())
+            })?;
+            Ok(())
+        };
+        Ok(Sent::new(Loaded { batch, position: loaded.position }, land))
     }
 }
