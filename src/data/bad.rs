@@ -33,7 +33,7 @@ impl BadRecords {
     }
 
     /// Passes over a batch's bad records as long as that is allowed; the rest is to be told.
-    pub(super) fn to_tell(&mut self, bad: Vec<Error>) -> Vec<Error> {
+    pub(super) fn told_of(&mut self, bad: Vec<Error>) -> Vec<Error> {
         let Bad::PassOver { most } = self.rule else { return bad };
         let left = most.saturating_sub(self.passed_over_here);
         let passed = bad.len().min(usize::try_from(left).unwrap_or(usize::MAX));

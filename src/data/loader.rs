@@ -128,7 +128,7 @@ impl<B: 'static> Loader<B> {
         let Done { errors, batch, own } = done;
         let (of_records, mut last): (Vec<_>, Vec<_>) = errors.into_iter().partition(Error::is_of_record);
         let bad = of_records.len();
-        let told = self.bad.to_tell(of_records);
+        let told = self.bad.told_of(of_records);
         last.splice(0..0, own);
         if told.is_empty() && batch.is_none() && last.is_empty() {
             last.extend(self.bad.nothing_left(bad));

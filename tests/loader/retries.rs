@@ -42,8 +42,32 @@ impl Collate<i64> for Watched {
     }
 }
 
+/// The numbers below 20; one that is of batch 3 or later says that it is read.
+struct Telling {
+    next: i64,
+    ahead: Arc<Gate>,
+}
+
+impl memfit::data::Stream for Telling {
+    type Record = i64;
+
+    fn begin(&mut self, _: u64, _: Option<memfit::Mark>) -> Result<()> {
+        self.next = 0;
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Result<(i64, memfit::data::Origin)>> {
+        let number = self.next;
+        self.next += 1;
+        if number >= 6 {
+            self.ahead.add();
+        }
+        (number < 20).then(|| Ok((number, memfit::data::Origin::default())))
+    }
+}
+
 /// One worker runs out of memory in batch 0, and goes on to batch 2; the other one is in batch 1. Both stay there
-/// until what is made ahead lets go. From then on nobody begins batch 3 while batch 0 tries again.
+/// until what is made ahead lets go. From then on nobody reads or makes batch 3 while batch 0 tries again.
 #[test]
 fn nothing_new_is_begun_while_a_batch_tries_again() {
     let _serial = serial();
@@ -52,7 +76,8 @@ fn nothing_new_is_begun_while_a_batch_tries_again() {
     let tries = AtomicUsize::new(0);
     let begun_ahead = Arc::new(AtomicUsize::new(0));
     let (let_go, begun) = (dropped.clone(), begun_ahead.clone());
-    let loader = Loader::new(numbers(20)).map(move |n, _| {
+    let stream = Telling { next: 0, ahead: ahead.clone() };
+    let loader = Loader::stream(stream).map(move |n, _| {
         match n {
             0 if tries.fetch_add(1, Ordering::SeqCst) == 0 => {
                 in_one.wait_for(1);
