@@ -18,7 +18,7 @@ impl Gate {
 
     /// Until it is at least so much. A test whose workers never come says so.
     pub fn wait_for(&self, least: u64) {
-        assert!(self.reaches(least, Duration::from_secs(60)), "nobody came");
+        assert!(self.reaches(least, Duration::from_secs(20)), "nobody came");
     }
 
     pub fn reaches(&self, least: u64, within: Duration) -> bool {

@@ -1,5 +1,6 @@
 //! The loader: order, batches, positions, failures, memory.
 
+mod budget;
 mod failures;
 mod gate;
 mod memory;
