@@ -165,8 +165,9 @@ fn a_loader_brings_batches_to_the_device_one_ahead() {
     }
     let _guard = support::serial();
     let Some(device) = device("a_loader_brings_batches_to_the_device_one_ahead") else { return };
-    let loader = Loader::new(Rows).batch(4).workers(2).pin(device).build().expect("a loader");
-    for (index, batch) in loader.enumerate() {
+    // Without workers none is ahead.
+    let loader = |workers| Loader::new(Rows).batch(4).workers(workers).pin(device).build().expect("a loader");
+    for (index, batch) in loader(2).enumerate().chain(loader(0).enumerate()) {
         let (rows, labels) = batch.expect("a batch").batch;
         assert_eq!((rows.device(), labels.device()), (device, device));
         // The training's own queue is busy while the next copy runs.

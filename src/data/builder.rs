@@ -132,6 +132,10 @@ where
 
     /// Batches that may be ready or in the making; 2 unless set. All workers build one batch
     /// together, so more of them do not take more memory.
+    ///
+    /// *Cost*: with batches of b bytes (prefetch + 1)·b live beside the step and its own batch, the one that
+    /// windows look ahead to among them. They count against a [`Budget`](crate::strategies::Budget) while the step
+    /// runs, and a step that runs out of memory cannot have them back. Without workers nothing is made ahead.
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.settings.prefetch = batches;
         self
@@ -139,6 +143,10 @@ where
 
     /// The share of one of several processes that train together: every `world`-th sample of the
     /// epoch's order. A batch is then `world` times as much of the epoch.
+    ///
+    /// Every rank has as many batches with [`Tail::Drop`] only. Bad records make a batch of one rank
+    /// shorter than those of the others; where none of its records is left the loader gives
+    /// [`Error::EmptyBatch`] in its place.
     pub fn rank(mut self, rank: usize, world: usize) -> Self {
         self.settings.deal.rank = rank;
         self.settings.deal.world = world;
@@ -153,14 +161,17 @@ where
 
     /// Passes over up to `most` bad records per epoch, and counts them
     /// ([`Loader::passed_over`]); their batches are shorter by them. Without it each is an error,
-    /// in its place.
+    /// in its place. A batch of which nothing is left does not come; where several ranks train together
+    /// it is [`Error::EmptyBatch`].
     pub fn pass_over(mut self, most: u64) -> Self {
         self.settings.bad = Bad::PassOver { most };
         self
     }
 
-    /// Brings batches to a device: through pinned memory and on a stream of their own on CUDA, one
-    /// batch ahead of the step, so that the copy runs beside it. On a CPU it is nothing.
+    /// Brings batches to a device: through pinned memory and on a stream of their own on CUDA. The next
+    /// batch is sent when one is given, if it is made by then, so that its copy runs beside the step;
+    /// otherwise when it is asked for, and the step waits for the copy. Without
+    /// [`workers`](Self::workers) none is ever made by then, and `build` warns. On a CPU it is nothing.
     pub fn pin(mut self, device: Device) -> Self {
         self.settings.device = device;
         self

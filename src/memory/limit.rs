@@ -7,7 +7,8 @@ use crate::ffi;
 ///
 /// A request that would pass it fails with [`Error::OutOfMemory`] and changes nothing; what
 /// is live already stays, even above the limit. Of several guards the strictest holds, in
-/// whatever order they are dropped.
+/// whatever order they are dropped. It counts what every thread holds, so the batches, too, that a
+/// [`Loader`](crate::data::Loader) has made ahead while a step runs.
 ///
 /// ```
 /// use memfit::memory::{self, Limit};

@@ -12,7 +12,8 @@ impl Stack {
     /// batches into some.
     ///
     /// Parameters, optimizer and strategies' state do not change; buffers and generators are
-    /// put back, gradients of a skipped step are dropped, as a window's start would.
+    /// put back, gradients of a skipped step are dropped, as a window's start would. The batches that a
+    /// [`Loader`](crate::data::Loader) will make ahead are not in it: they take room of their own.
     ///
     /// # Errors
     /// An open window; an optimizer that takes gradients into its state in backward; those of

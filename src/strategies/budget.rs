@@ -6,7 +6,8 @@
 //! breach is [`Error::OutOfMemory`](crate::Error::OutOfMemory) and nothing is lost. The limit holds for the whole process.
 //!
 //! *Limits*: on CUDA nothing can refuse an allocation, so there the peak is checked after each
-//! step and a breach is logged as not enforced. Memory that libtorch's CPU libraries take
+//! step and a breach is logged as not enforced. Batches that a [`Loader`](crate::data::Loader) makes ahead count as
+//! all else does: (prefetch + 1)·b beside the step, of b bytes each. Memory that libtorch's CPU libraries take
 //! beside its allocator is not seen: `docs/memory-model.md`.
 //!
 //! ```

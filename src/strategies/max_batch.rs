@@ -9,7 +9,9 @@
 //! *Limits*: only running out of memory counts as too large; any other error is returned.
 //! [`find_max_batch`] puts libtorch's generators back and knows no model;
 //! [`Stack::find_max_batch`](crate::Stack::find_max_batch) puts everything back. The size is a
-//! number to the closure: rows, a sequence's length, a number of samples.
+//! number to the closure: rows, a sequence's length, a number of samples. What lives beside the closure
+//! lives beside the search, too; a [`Loader`](crate::data::Loader) that is not begun has no batches yet, so search under a limit
+//! from which (prefetch + 1) of its batches are taken off.
 //!
 //! ```
 //! use memfit::{find_max_batch, memory::{self, Limit}};
