@@ -134,6 +134,24 @@ fn a_tail_that_ranks_cannot_share_evenly_is_kept_or_dropped() {
     assert_eq!(counts(Tail::Drop), [[3, 3], [3, 3], [3, 3]]);
 }
 
+/// A step of all ranks takes 8 samples: of 25 the fourth has one, of the first rank.
+#[test]
+fn batches_of_an_epoch_are_counted_before_they_come() {
+    let _serial = serial();
+    for (len, world) in [(25, 2), (25, 1), (24, 2), (3, 2), (8, 3), (0, 2)] {
+        for tail in [Tail::Keep, Tail::Drop] {
+            for rank in 0..world {
+                let mut loader = load(len, |loader| loader.batch(4).rank(rank, world).tail(tail).shuffle(1));
+                let expected = loader.batches();
+                assert_eq!(Some(epoch(&mut loader).len() as u64), expected, "{len} {world} {rank} {tail:?}");
+            }
+        }
+    }
+    let stream = memfit::data::Lines::of_reader(&b"1"[..]);
+    let lengths = Loader::stream(stream).map(|line, _| Ok(line.bytes().len() as i64)).build().unwrap();
+    assert_eq!(lengths.batches(), None);
+}
+
 #[test]
 fn any_position_is_gone_on_from_with_any_batch_and_workers() {
     let _serial = serial();

@@ -13,6 +13,14 @@ pub struct DataPosition {
     pub mark: Option<Mark>,
 }
 
+impl DataPosition {
+    /// The start of an epoch. [`Loader::seek`](crate::data::Loader::seek) takes it whatever the order
+    /// is.
+    pub fn at_epoch(epoch: u64) -> Self {
+        Self { epoch, ..Self::default() }
+    }
+}
+
 /// A place in the files of a stream, in the order that the epoch reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {

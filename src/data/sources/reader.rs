@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use super::touched::{Cached, Resident};
-use crate::data::Origin;
 use crate::data::sample::byte_len;
+use crate::data::{Origin, identity};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sys::file;
@@ -112,6 +112,11 @@ impl Reader {
         Origin::of_file(&self.path, record, offset)
     }
 
+    /// A number of the file's name.
+    pub(super) fn order(&self) -> u64 {
+        identity::of_files([&*self.path].into_iter())
+    }
+
     /// The file as a whole cannot be used.
     pub(super) fn broken(&self, problem: impl Into<String>) -> Error {
         broken(&self.path, problem)
@@ -154,9 +159,14 @@ pub(super) fn reserved<T>(elements: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
+/// A record, or the way to it, where there is such a record.
+pub(super) fn found<T>(record: Option<T>, len: u64) -> Result<T> {
+    record.ok_or_else(|| Error::data(format!("there are {len} records")))
+}
+
 /// A record's number, where there is such a record.
 pub(super) fn within(index: u64, len: u64) -> Result<u64> {
-    if index < len { Ok(index) } else { Err(Error::data(format!("there are {len} records"))) }
+    found((index < len).then_some(index), len)
 }
 
 /// A range of records, where it lies in them; how many they are.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tch::Device;
 
 use super::input::{Input, Reading};
+use crate::data::identity::{join, of_files};
 use crate::data::order::Order;
 use crate::data::random::mix;
 use crate::data::{Interrupt, Origin};
@@ -160,26 +161,8 @@ impl Inputs {
         let seed = self.shuffle.map_or(0, |seed| mix(seed.wrapping_add(3)) | 1);
         let cut = mix(seed ^ mix(settings << 8 | records as u64));
         let From::Paths(paths) = &self.from else { return cut };
-        let above = folders_of_all(paths.iter().map(|(path, _)| &**path));
-        paths.iter().fold(cut, |hash, (path, _)| mix(hash.wrapping_add(name(path, above))))
+        join(cut, of_files(paths.iter().map(|(path, _)| &**path)))
     }
-}
-
-/// How many of a path's components are the folder that holds all of the paths.
-fn folders_of_all<'a>(paths: impl Iterator<Item = &'a Path>) -> usize {
-    let mut folders = paths.map(|path| path.parent().unwrap_or(path).components());
-    let first: Vec<_> = folders.next().into_iter().flatten().collect();
-    folders.fold(first.len(), |all, folder| {
-        first.iter().take(all).zip(folder).take_while(|(one, other)| **one == *other).count()
-    })
-}
-
-/// A number of a path without its first components.
-fn name(path: &Path, above: usize) -> u64 {
-    path.components().skip(above).fold(0, |hash, part| {
-        let bytes = part.as_os_str().as_encoded_bytes().iter();
-        bytes.fold(mix(hash ^ 257), |hash, byte| mix(hash ^ (u64::from(*byte) + 1)))
-    })
 }
 
 fn named(path: Option<Arc<Path>>) -> PathBuf {
