@@ -84,9 +84,7 @@ fn a_seed_and_an_epoch_make_one_order_for_any_number_of_workers() {
     }
     // An epoch on its own.
     let mut loader = load(103, |loader| loader.batch(8).shuffle(5));
-    let mut position = DataPosition::default();
-    position.epoch = 1;
-    loader.seek(position).unwrap();
+    loader.seek(DataPosition::at_epoch(1)).unwrap();
     assert_eq!(epoch(&mut loader), first[1]);
 }
 

@@ -10,7 +10,7 @@ use super::pieces::Pieces;
 use super::row::Names;
 
 /// Rows of one input.
-pub(super) struct Rows {
+pub(super) struct Table {
     reader: Option<csv::Reader<Pieces>>,
     pub(super) header: Header,
     pub(super) width: Width,
@@ -42,7 +42,7 @@ const PIECE: usize = 16 << 10;
 /// A row's room that is kept for the next one.
 const KEPT: usize = 1 << 20;
 
-impl Rows {
+impl Table {
     pub(super) fn new() -> Self {
         Self {
             reader: None,
