@@ -33,6 +33,7 @@
 
 mod buffers;
 mod builder;
+mod cached;
 mod collate;
 pub(crate) mod dtype;
 mod ends;

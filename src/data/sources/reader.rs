@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::touched::{Cached, Resident};
+use super::touched::Resident;
+use crate::data::cached::Cached;
 use crate::data::sample::byte_len;
 use crate::data::{Origin, identity};
 use crate::error::{Error, Result};
@@ -79,8 +80,8 @@ impl Reader {
                 mapping.give_back();
             }
         }
-        if let Some(range) = behind {
-            file::drop_cached(&self.file, range.start, range.end - range.start);
+        if let Some(part) = behind {
+            part.drop_from(&self.file);
         }
     }
 
