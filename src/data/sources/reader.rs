@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::touched::Resident;
+use super::touched::Touched;
 use crate::data::cached::Cached;
 use crate::data::sample::byte_len;
 use crate::data::{Origin, identity};
@@ -26,7 +26,7 @@ pub(super) struct Reader {
     file: Arc<File>,
     path: Arc<Path>,
     len: u64,
-    mapping: Option<Arc<(Mapping, Resident)>>,
+    mapping: Option<Arc<(Mapping, Touched)>>,
     /// Where the page cache is to be kept small.
     behind: Option<Arc<Cached>>,
 }
@@ -50,7 +50,7 @@ impl Reader {
         let failed = |source| Error::Io { action: "mapping", path: self.path.to_path_buf(), source };
         self.check_reaches(self.len)?;
         let mapping = Mapping::open(&self.file, self.len).map_err(failed)?;
-        self.mapping = Some(Arc::new((mapping, Resident::new(self.len, resident.unwrap_or(RESIDENT)))));
+        self.mapping = Some(Arc::new((mapping, Touched::new(self.len, resident.unwrap_or(RESIDENT)))));
         Ok(self)
     }
 

@@ -9,13 +9,13 @@ const BITS: u64 = u64::BITS as u64;
 
 /// Knows the areas of a mapping that may be resident.
 #[derive(Debug)]
-pub(super) struct Resident {
+pub(super) struct Touched {
     most: u64,
     areas: Box<[AtomicU64]>,
     count: AtomicU64,
 }
 
-impl Resident {
+impl Touched {
     /// Of a mapping of `len` bytes, of which about `most` may be resident.
     pub(super) fn new(len: u64, most: u64) -> Self {
         let words = len.div_ceil(AREA).div_ceil(BITS);
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn each_area_counts_once_until_all_are_forgotten() {
-        let resident = Resident::new(100 * AREA - 5, 3 * AREA);
+        let resident = Touched::new(100 * AREA - 5, 3 * AREA);
         // The last one is of the second word of bits.
         for (area, over) in [(0, false), (99, false), (0, false), (63, false), (99, false), (64, true)] {
             assert_eq!(resident.add(area * AREA + 7, 10), over, "{area}");
@@ -60,12 +60,12 @@ mod tests {
         assert!(!resident.add(2 * AREA - 1, 1), "the second again");
         assert!(resident.add(5 * AREA - 1, 2), "two more");
         assert!(!resident.add(7 * AREA, 0), "nothing was touched");
-        let none = Resident::new(AREA, 0);
+        let none = Touched::new(AREA, 0);
         assert!(none.add(0, 1));
         none.clear();
         assert!(none.add(0, 1), "after each read");
-        let all = Resident::new(u64::MAX >> 20, u64::MAX);
+        let all = Touched::new(u64::MAX >> 20, u64::MAX);
         assert!(!all.add(0, u64::MAX >> 20));
-        assert!(!Resident::new(0, 0).add(0, 0));
+        assert!(!Touched::new(0, 0).add(0, 0));
     }
 }

@@ -7,7 +7,7 @@ use super::course::Course;
 use super::inputs::{Format, Inputs};
 use super::interface::interface;
 use super::row::Row;
-use super::table::{Header, Table, Width};
+use super::table::{FirstRow, Table, Width};
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
 use crate::step::Mark;
@@ -53,7 +53,7 @@ impl Csv {
 
     /// The first row is a record like the others.
     pub fn no_header(mut self) -> Self {
-        self.table.header = Header::None;
+        self.table.first_row = FirstRow::Record;
         self
     }
 
@@ -158,7 +158,7 @@ impl Stream for Csv {
     }
 
     fn order(&self) -> u64 {
-        let header = u64::from(self.table.header == Header::None);
+        let header = u64::from(self.table.first_row == FirstRow::Record);
         self.course.inputs.identity(Format::Rows, u64::from(self.table.delimiter) << 8 | header)
     }
 }
