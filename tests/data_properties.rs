@@ -322,9 +322,7 @@ fn samples(batch: &(Tensor, Tensor)) -> Vec<Sample> {
 
 /// The start of an epoch, as the loader itself has it.
 fn start(loader: &mut Loader<(Tensor, Tensor)>, epoch: u64) -> DataPosition {
-    let mut position = DataPosition::default();
-    position.epoch = epoch;
-    loader.seek(position).unwrap();
+    loader.seek(DataPosition::at_epoch(epoch)).unwrap();
     Loader::position(loader)
 }
 

@@ -65,9 +65,9 @@ impl<J, S, C> std::fmt::Debug for LoaderBuilder<J, S, C> {
 impl<S: Send + 'static> LoaderBuilder<u64, S> {
     pub(super) fn of_source<O: Source<Sample = S>>(source: O) -> Self {
         let source = Arc::new(source);
-        let (reader, namer, len) = (source.clone(), source.clone(), source.len());
+        let (reader, namer) = (source.clone(), source.clone());
         Self {
-            feed: Box::new(move |deal, _, _| Box::new(Numbers::new(len, deal))),
+            feed: Box::new(move |deal, _, _| Box::new(Numbers::new(source.len(), source.order(), deal))),
             decode: Box::new(move |index, random| reader.get(*index, random)),
             origin: Box::new(move |index| namer.origin(*index)),
             collate: Stacked,
@@ -224,7 +224,7 @@ where
         let stop = Arc::new(AtomicBool::new(false));
         let feed = feed(deal, buffer as u64, stop.clone());
         let engine = Engine::new(pipeline, feed, stop, prefetch, share);
-        Ok(Loader::over(Arc::new(engine), workers, bad, mover))
+        Ok(Loader::over(Arc::new(engine), deal, workers, bad, mover))
     }
 
     fn check(&self) -> Result<()> {

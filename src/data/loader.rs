@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use super::builder::LoaderBuilder;
 use super::collate::Collate;
 use super::engine::{Engine, Next};
-use super::feed;
+use super::feed::{self, Deal};
 use super::loaded::Loaded;
 use super::slot::Done;
 use super::stream_feed::StreamJob;
@@ -22,6 +22,7 @@ use crate::step::DataPosition;
 /// [module](super).
 pub struct Loader<B> {
     engine: Arc<dyn Deliver<B>>,
+    deal: Deal,
     workers: usize,
     threads: Vec<JoinHandle<()>>,
     bad: Bad,
@@ -122,6 +123,7 @@ impl Loader<()> {
 impl<B: Transfer + Send + 'static> Loader<B> {
     pub(super) fn over(
         engine: Arc<dyn Deliver<B>>,
+        deal: Deal,
         workers: usize,
         bad: Bad,
         mover: Option<Mover<B>>,
@@ -129,6 +131,7 @@ impl<B: Transfer + Send + 'static> Loader<B> {
         Self {
             mover,
             engine,
+            deal,
             workers,
             threads: Vec::new(),
             bad,
@@ -155,6 +158,12 @@ impl<B: Transfer + Send + 'static> Loader<B> {
     /// Samples of an epoch that all ranks get together; `None` for a stream.
     pub fn samples(&self) -> Option<u64> {
         self.engine.samples()
+    }
+
+    /// Batches of a whole epoch that this rank gets, for a schedule; `None` for a stream. One whose
+    /// records are all bad does not come.
+    pub fn batches(&self) -> Option<u64> {
+        self.engine.samples().map(|samples| self.deal.batches(samples))
     }
 
     /// Bad records that were passed over so far, of all epochs.
@@ -297,8 +306,7 @@ impl<B: Transfer + Send + 'static> Iterator for Loader<B> {
                 Next::Batch(done, after) => self.take(done, after),
                 Next::Failed(error) => return Some(Err(error)),
                 Next::EpochEnds => {
-                    self.position =
-                        DataPosition { epoch: self.position.epoch + 1, ..DataPosition::default() };
+                    self.position = DataPosition::at_epoch(self.position.epoch + 1);
                     self.begun = false;
                     return None;
                 }

@@ -33,10 +33,13 @@
 
 mod buffers;
 mod builder;
+mod cached;
 mod collate;
 pub(crate) mod dtype;
+mod ends;
 mod engine;
 mod feed;
+mod identity;
 mod loaded;
 mod loader;
 mod order;
@@ -54,6 +57,7 @@ mod streams;
 mod transfer;
 
 pub use crate::origin::Origin;
+pub use crate::step::{DataPosition, Mark};
 pub use buffers::{Buffers, Rows};
 pub use builder::LoaderBuilder;
 pub use collate::{Collate, Stacked, Waiting, With};

@@ -3,6 +3,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::reader::{Reader, inside, room, within};
+use crate::data::identity::{join, of_bytes};
 use crate::data::sample::byte_len;
 use crate::data::{Array, Origin, Random, Source};
 use crate::error::{Error, Result};
@@ -21,6 +22,8 @@ pub struct ArrayFile {
     shape: Vec<i64>,
     row_bytes: usize,
     start: u64,
+    /// A number of which file's array it is, and which of it.
+    order: u64,
 }
 
 impl ArrayFile {
@@ -37,7 +40,13 @@ impl ArrayFile {
             let there = reader.len().saturating_sub(start);
             return Err(reader.broken(format!("its array has {bytes} bytes, of which {there} are there")));
         }
-        Ok(Self { shape: shape.to_vec(), reader, kind, rows, row_bytes, start })
+        let order = reader.order();
+        Ok(Self { shape: shape.to_vec(), reader, kind, rows, row_bytes, start, order })
+    }
+
+    /// It is the array of this name in its file.
+    pub(super) fn named(self, name: &str) -> Self {
+        Self { order: join(self.order, of_bytes(name.as_bytes())), ..self }
     }
 
     /// The dtype.
@@ -122,5 +131,9 @@ impl Source for ArrayFile {
 
     fn origin(&self, index: u64) -> Origin {
         self.reader.origin(index, self.offset(index))
+    }
+
+    fn order(&self) -> u64 {
+        self.order
     }
 }

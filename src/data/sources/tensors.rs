@@ -91,6 +91,7 @@ impl Safetensors {
             .ok_or_else(|| self.reader.broken(format!("`{name}` has the dtype {:?}", info.dtype)))?;
         let shape: Result<Vec<i64>, _> = info.shape.iter().map(|size| i64::try_from(*size)).collect();
         let shape = shape.map_err(|_| self.reader.broken(format!("`{name}` is too long")))?;
-        ArrayFile::new(self.reader.clone(), kind, &shape, self.start + info.data_offsets.0 as u64)
+        let start = self.start + info.data_offsets.0 as u64;
+        Ok(ArrayFile::new(self.reader.clone(), kind, &shape, start)?.named(name))
     }
 }
