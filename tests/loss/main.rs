@@ -49,7 +49,7 @@ impl Problem {
     /// With small integers, whose products and sums are exact in any order and dtype.
     fn rounded(self) -> Self {
         for tensor in [&self.hidden, &self.weight, &self.bias] {
-            no_grad(|| tensor.shallow_clone().round_().clamp_(-3.0, 3.0));
+            let _ = no_grad(|| tensor.shallow_clone().round_().clamp_(-3.0, 3.0));
         }
         self
     }
