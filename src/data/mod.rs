@@ -31,6 +31,7 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
+mod array;
 mod buffers;
 mod builder;
 mod collate;
@@ -54,6 +55,7 @@ mod streams;
 mod transfer;
 
 pub use crate::origin::Origin;
+pub use array::Array;
 pub use buffers::{Buffers, Rows};
 pub use builder::LoaderBuilder;
 pub use collate::{Collate, Stacked, Waiting, With};
@@ -63,7 +65,7 @@ pub use loader::Loader;
 pub use pack::{Pack, Packed};
 pub use pad::{Pad, Padded};
 pub use random::Random;
-pub use sample::{Array, Sample};
+pub use sample::Sample;
 pub use shifted::Shifted;
 pub use source::Source;
 pub use sources::{
