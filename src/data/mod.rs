@@ -38,6 +38,7 @@ mod collate;
 pub(crate) mod dtype;
 mod engine;
 mod feed;
+mod lists;
 mod loaded;
 mod loader;
 mod order;
