@@ -2,10 +2,10 @@
 
 mod support;
 
-use memfit::Result;
-use memfit::data::{Collate, Loader, Pack, Pad, Random, Source};
+use memfit::data::{Collate, Loader, Pack, Pad, Random, Source, Transfer};
 use memfit::memory::{Limit, Stats, stats};
 use memfit::tch::{Device, Kind, Tensor};
+use memfit::{Error, Result};
 use support::{live, serial, values};
 
 /// Record i has the token i and the label −i. The four of a batch are of nearly the length that their batch has.
@@ -148,6 +148,37 @@ fn free_buffers_of_other_tensors_make_room_for_a_larger_batch() {
     assert!(live() - before > 2 * last, "the first ones' buffers are there");
     let _limit = Limit::new(before + last + 1000).unwrap();
     assert_eq!(loader.next().unwrap().unwrap().batch.1.size(), [4, 101 * LEAST as i64]);
+}
+
+#[test]
+fn a_batch_that_does_not_fit_is_told_and_comes_later() {
+    let _serial = serial();
+    fn told_and_come<B>(mut loader: Loader<B>, tensors: fn(&B) -> [&Tensor; 2])
+    where
+        B: Transfer + Send + 'static,
+    {
+        let limit = Limit::new(live() + 100).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(loader.next(), Some(Err(Error::OutOfMemory { .. }))));
+        }
+        drop(limit);
+        for index in 0..5 {
+            let batch = loader.next().unwrap().unwrap();
+            let sums = tensors(&batch).map(|tensor| tensor.sum(Kind::Double).double_value(&[]));
+            let records = 4 * index..4 * index + 4;
+            let sum: u64 = records.map(|record| record * (2 * LEAST as u64 - record % 4)).sum();
+            assert_eq!(sums, [sum as f64, -(sum as f64)]);
+        }
+    }
+    let source = Varying { batches: 5, length: |_| 2 };
+    for workers in [0, 2] {
+        told_and_come(load(source, workers, Pad::to_longest((0, 0))), |(padded, labels)| {
+            [&padded.tokens, labels]
+        });
+        told_and_come(load(source, workers, Pack::to(3 * LEAST, (0, 0))), |(packed, labels)| {
+            [&packed.tokens, labels]
+        });
+    }
 }
 
 #[test]
