@@ -97,7 +97,7 @@ fn batch(
 #[test]
 fn tensors_of_any_strides_become_rows() {
     let _serial = serial();
-    let made: [fn(i64) -> Tensor; 9] = [
+    let made: [fn(i64) -> Tensor; 10] = [
         |n| Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]) + n,
         |n| (Tensor::arange(6, (Kind::Int64, Device::Cpu)) + n).view([2, 3]).tr(),
         |n| Tensor::from(n as f32).expand([3, 2], false),
@@ -106,10 +106,11 @@ fn tensors_of_any_strides_become_rows() {
         |n| (Tensor::arange(4, (Kind::Float, Device::Cpu)) + n).to_kind(Kind::BFloat16),
         |n| Tensor::from(n % 2 == 0),
         |n| Tensor::zeros([0, n.min(0) + 3], (Kind::Float, Device::Cpu)),
-        // A negative that is only a mark on the bytes.
+        // A negative and a conjugate that are only marks on the bytes.
         |n| Tensor::complex(&Tensor::from(1.0_f32), &Tensor::from(n as f32 + 0.5)).conj().imag(),
+        |n| Tensor::complex(&Tensor::from(1.0_f32), &Tensor::from(n as f32 + 0.5)).conj(),
     ];
-    assert!(made[8](1).is_neg() && !made[1](1).is_contiguous());
+    assert!(made[8](1).is_neg() && made[9](1).is_conj() && !made[1](1).is_contiguous());
     for (which, make) in made.into_iter().enumerate() {
         let expected = Tensor::stack(&(0..5).map(make).collect::<Vec<_>>(), 0);
         for workers in [0, 2] {

@@ -188,6 +188,9 @@ where
     }
 
     /// Makes batches by a function of all samples of a batch. After out of memory it is asked again.
+    ///
+    /// *Cost*: what it allocates, anew for each batch; a [`Collate`] of your own can take tensors from
+    /// [`Buffers`], which are used again.
     pub fn collate_with<B, F>(self, function: F) -> LoaderBuilder<J, S, With<F, B>>
     where
         B: Batch + Transfer + Send + 'static,
