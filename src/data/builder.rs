@@ -166,6 +166,11 @@ where
     }
 
     /// Transforms each sample, on the workers; `random` is the sample's own, see [`Random`].
+    ///
+    /// libtorch's operators may be called, and run on the worker's thread alone. *Limits*: those that draw random
+    /// numbers (`Tensor::rand`, `dropout`, `bernoulli`, `randperm`, …) move libtorch's generator, which all
+    /// threads share: what training draws then depends on what the workers did meanwhile, so that no two runs
+    /// are equal and a resumed one is not bitwise the one that went on. Draw from `random`.
     pub fn map<T, F>(self, transform: F) -> LoaderBuilder<J, T, C>
     where
         T: Send + 'static,
@@ -183,6 +188,9 @@ where
     }
 
     /// Makes batches by a function of all samples of a batch. After out of memory it is asked again.
+    ///
+    /// *Cost*: what it allocates, anew for each batch; a [`Collate`] of your own can take tensors from
+    /// [`Buffers`], which are used again.
     pub fn collate_with<B, F>(self, function: F) -> LoaderBuilder<J, S, With<F, B>>
     where
         B: Batch + Transfer + Send + 'static,

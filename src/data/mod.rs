@@ -31,6 +31,7 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
+mod array;
 mod buffers;
 mod builder;
 mod cached;
@@ -40,6 +41,7 @@ mod ends;
 mod engine;
 mod feed;
 mod identity;
+mod lists;
 mod loaded;
 mod loader;
 mod order;
@@ -58,6 +60,7 @@ mod transfer;
 
 pub use crate::origin::Origin;
 pub use crate::step::{DataPosition, Mark};
+pub use array::Array;
 pub use buffers::{Buffers, Rows};
 pub use builder::LoaderBuilder;
 pub use collate::{Collate, Stacked, Waiting, With};
@@ -67,7 +70,7 @@ pub use loader::Loader;
 pub use pack::{Pack, Packed};
 pub use pad::{Pad, Padded};
 pub use random::Random;
-pub use sample::{Array, Sample};
+pub use sample::Sample;
 pub use shifted::Shifted;
 pub use source::Source;
 pub use sources::{
