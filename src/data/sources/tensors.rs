@@ -27,7 +27,7 @@ const LONGEST: u64 = 100_000_000;
 /// let file = Safetensors::open(&path)?;
 /// let digits = Zip::of(file.tensor("x")?, file.tensor("y")?)?;
 /// let (image, label) = digits.get(1, &mut Random::of_sample(0, 0, 0))?;
-/// assert_eq!((image.shape(), label.bytes()[0]), (&[2][..], 9));
+/// assert_eq!((image.numbers::<f32>()?, label.numbers::<i64>()?), (vec![2.0, 4.0], vec![9]));
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Debug)]
