@@ -6,7 +6,7 @@ use super::reader::{Reader, inside, room, within};
 use crate::data::identity::{join, of_bytes};
 use crate::data::sample::byte_len;
 use crate::data::{Array, Origin, Random, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// One array of a file, whose first dimension counts the records: made by [`Npy`](super::Npy) and
 /// [`Safetensors`](super::Safetensors). A sample is an [`Array`] of the other dimensions.
