@@ -17,11 +17,11 @@ const HERE: usize = 10;
 const STEPS: u64 = 20;
 
 fn main() -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("memfit-example-snapshot-{}", std::process::id()));
-    process(&folder)?;
+    let folder = tempfile::tempdir()?;
+    process(folder.path())?;
     println!("-- killed, and started again --");
-    process(&folder)?;
-    Ok(std::fs::remove_dir_all(&folder)?)
+    process(folder.path())?;
+    Ok(folder.close()?)
 }
 
 fn process(folder: &Path) -> Result<(), Failure> {

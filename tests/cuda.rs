@@ -181,6 +181,17 @@ fn a_loader_brings_batches_to_the_device_one_ahead() {
 }
 
 #[test]
+fn a_sample_on_the_device_is_told() {
+    let _guard = support::serial();
+    let Some(device) = device("a_sample_on_the_device_is_told") else { return };
+    use memfit::data::{InMemory, Loader};
+    let loader =
+        Loader::new(InMemory::of(vec![1_i64])).map(move |n, _| Ok(Tensor::from(n).to_device(device)));
+    let error = loader.build().unwrap().next().unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("record 0: it is on Cuda(") && error.contains("LoaderBuilder::pin"), "{error}");
+}
+
+#[test]
 fn a_loader_for_a_device_that_is_not_there_is_refused() {
     let _guard = support::serial();
     use memfit::data::{Loader, Random, Source};

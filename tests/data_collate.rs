@@ -2,7 +2,7 @@
 
 mod support;
 
-use memfit::data::{Loader, Pack, Pad, Random, Source};
+use memfit::data::{Loader, LoaderBuilder, Pack, Pad, Random, Source};
 use memfit::tch::{Kind, Tensor};
 use memfit::{Batch, Error, Loss, Result};
 use support::{serial, values};
@@ -78,6 +78,82 @@ fn lists_with_something_beside_them_are_padded_too() {
     let (padded, beside) = &batch.batch;
     assert_eq!((rows(&padded.tokens), values(beside)), (vec![vec![1, 0], vec![2, 2]], vec![1.0, 2.0]));
     assert_eq!(batch.tokens(), 3);
+}
+
+/// Documents with a label and a weight per token: the label is ten times the token, −100 at even places.
+fn labelled(lengths: &[usize]) -> LoaderBuilder<u64, (Vec<i64>, Vec<i64>)> {
+    Loader::new(Documents(lengths.to_vec())).batch(lengths.len()).map(|list, _| {
+        let labels = list.iter().enumerate().map(|(at, token)| if at % 2 == 0 { -100 } else { 10 * token });
+        Ok((list.clone(), labels.collect()))
+    })
+}
+
+#[test]
+fn several_lists_are_padded_alike_each_with_its_own_number() {
+    let _serial = serial();
+    for workers in [0, 2] {
+        let loader = labelled(&[2, 4, 0]).workers(workers).collate(Pad::to_longest((0, -1)));
+        let (padded, labels) = loader.build().unwrap().next().unwrap().unwrap().batch;
+        assert_eq!(rows(&padded.tokens), [[1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]]);
+        assert_eq!(rows(&labels), [[-100, 10, -1, -1], [-100, 20, -100, 20], [-1, -1, -1, -1]]);
+        assert_eq!((padded.lengths.clone(), padded.tokens()), (vec![2, 4, 0], 6));
+        // The labels of what follows; the filling is none, whatever it is.
+        let next = padded.next_label(&labels, -100).unwrap();
+        assert_eq!(rows(&next.inputs), [[1, 1, 0], [2, 2, 2], [0, 0, 0]]);
+        assert_eq!(rows(&next.labels), [[10, -100, -100], [20, -100, 20], [-100, -100, -100]]);
+        assert_eq!(next.count, 3);
+        assert!(matches!(padded.next_label(&labels.narrow(1, 0, 3), -100), Err(Error::Config { .. })));
+    }
+    let loader = labelled(&[3, 1]).map(|(tokens, labels), _| {
+        let weights = vec![0.5_f32; tokens.len()];
+        Ok(((tokens, labels, weights), 7_u8))
+    });
+    let pad = Pad::to(2, (0, -100, 0.0)).cut_longer();
+    let batch = loader.collate(pad).build().unwrap().next().unwrap().unwrap();
+    let ((padded, labels, weights), beside) = &batch.batch;
+    assert_eq!(
+        (rows(&padded.tokens), rows(labels)),
+        (vec![vec![1, 1], vec![2, 0]], vec![vec![-100, 10], vec![-100; 2]])
+    );
+    assert_eq!((values(weights), weights.kind()), (vec![0.5, 0.5, 0.5, 0.0], Kind::Float));
+    assert_eq!((values(beside), batch.tokens(), batch.rows()), (vec![7.0, 7.0], 3, 2));
+    assert_eq!(batch.take_rows(1..2).unwrap().batch.0.1.size(), [1, 2]);
+}
+
+#[test]
+fn lists_of_unequal_length_are_an_error_of_their_record() {
+    let _serial = serial();
+    let uneven = || {
+        labelled(&[2, 3, 1]).map(|(tokens, mut labels), _| {
+            labels.truncate(2);
+            Ok((tokens, labels))
+        })
+    };
+    let told = "record 1: its lists have 3 and 2 elements";
+    let padded: Vec<_> = uneven().collate(Pad::to(2, (0, 0)).cut_longer()).build().unwrap().collect();
+    assert!(padded[0].as_ref().unwrap_err().to_string().starts_with(told));
+    assert_eq!(rows(&padded[1].as_ref().unwrap().batch.0.tokens), [[1, 1], [3, 0]]);
+    let packed: Vec<_> = uneven().collate(Pack::to(4, (0, 0))).build().unwrap().collect();
+    assert!(packed[0].as_ref().unwrap_err().to_string().starts_with(told));
+    assert_eq!(rows(&packed[1].as_ref().unwrap().batch.0.tokens), [[1, 1, 3, 0]]);
+}
+
+#[test]
+fn labels_are_packed_where_their_tokens_are() {
+    let _serial = serial();
+    let loader = labelled(&[3, 4, 2, 7]).collate(Pack::to(5, (0, -1)));
+    let (packed, labels) = loader.build().unwrap().next().unwrap().unwrap().batch;
+    assert_eq!(rows(&packed.tokens), [[1, 1, 1, 3, 3], [2, 2, 2, 2, 0], [4, 4, 4, 4, 4], [4, 4, 0, 0, 0]]);
+    let wanted = [
+        [-100, 10, -100, -100, 30],
+        [-100, 20, -100, 20, -1],
+        [-100, 40, -100, 40, -100],
+        [40, -100, -1, -1, -1],
+    ];
+    assert_eq!(rows(&labels), wanted);
+    let next = packed.next_label(&labels, -100).unwrap();
+    let wanted = [[10, -100, -100, 30], [20, -100, 20, -100], [40, -100, 40, -100], [-100; 4]];
+    assert_eq!((rows(&next.labels), next.count), (wanted.map(Vec::from).to_vec(), 6));
 }
 
 #[test]

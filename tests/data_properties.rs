@@ -252,8 +252,8 @@ impl Written {
                 finish.of(set.on(Loader::new(rows).map(|row, _| Ok(row[0]))))
             }
             Kind::Npy => finish.of(set.on(Loader::new(Npy::open(path).unwrap()).map(|row, _| {
-                let number = u64::from_le_bytes(row.bytes().try_into().unwrap());
-                if number == BAD { Err(Error::data("bad")) } else { Ok(number as i64) }
+                let number = row.numbers::<i64>()?[0];
+                if number as u64 == BAD { Err(Error::data("bad")) } else { Ok(number) }
             }))),
             Kind::Stream => {
                 let stream = Loader::stream(Streamed { data: *data, next: 0 });
@@ -322,9 +322,7 @@ fn samples(batch: &(Tensor, Tensor)) -> Vec<Sample> {
 
 /// The start of an epoch, as the loader itself has it.
 fn start(loader: &mut Loader<(Tensor, Tensor)>, epoch: u64) -> DataPosition {
-    let mut position = DataPosition::default();
-    position.epoch = epoch;
-    loader.seek(position).unwrap();
+    loader.seek(DataPosition::at_epoch(epoch)).unwrap();
     Loader::position(loader)
 }
 

@@ -534,9 +534,15 @@ fn fault(parts: &[Part], kind: Kinds) -> Option<String> {
     if off > if half { 0.2 } else { kind.off } {
         return Some(format!("is {off:.1e} of the way off the loop by hand"));
     }
+    // What autocast rounds the other way after the last bit of a product differs by processor.
+    let autocast = parts.iter().any(|part| matches!(part, Bf16 | Fp16));
+    let most = match () {
+        () if half || kind.off == STEPS => 2e-2,
+        () if autocast => 1e-3,
+        () => 1e-5,
+    };
     let apart = losses.iter().zip(&wanted_losses).map(|(a, b)| difference(a, b)).fold(0.0, f64::max);
-    (apart > if half || kind.off == STEPS { 2e-2 } else { 1e-5 })
-        .then(|| format!("losses differ by {apart:.1e}"))
+    (apart > most).then(|| format!("losses differ by {apart:.1e}"))
 }
 
 fn check(sets: impl Iterator<Item = Vec<Part>>) {

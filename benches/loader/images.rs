@@ -8,7 +8,6 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use memfit::Error;
 use memfit::data::{Array, Concat, Files, Loader, Random, Source};
-use memfit::tch::Kind;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 
@@ -93,16 +92,11 @@ fn decode(bytes: &[u8], tables: &Tables) -> memfit::Result<Array> {
 }
 
 /// One channel after the other, normalised.
-fn planes(pixels: &[u8], [reds, greens, blues]: &Tables) -> memfit::Result<Array> {
-    let side = i64::from(SIDE);
-    let mut numbers = vec![0; 4 * pixels.len()];
-    let (red, others) = numbers.split_at_mut(4 * pixels.len() / 3);
-    let (green, blue) = others.split_at_mut(4 * pixels.len() / 3);
-    let places = red.chunks_exact_mut(4).zip(green.chunks_exact_mut(4)).zip(blue.chunks_exact_mut(4));
-    for (pixel, ((red, green), blue)) in pixels.chunks_exact(3).zip(places) {
-        red.copy_from_slice(&reds[usize::from(pixel[0])].to_ne_bytes());
-        green.copy_from_slice(&greens[usize::from(pixel[1])].to_ne_bytes());
-        blue.copy_from_slice(&blues[usize::from(pixel[2])].to_ne_bytes());
+fn planes(pixels: &[u8], tables: &Tables) -> memfit::Result<Array> {
+    let mut numbers = Vec::with_capacity(pixels.len());
+    for (channel, table) in tables.iter().enumerate() {
+        numbers.extend(pixels.chunks_exact(3).map(|pixel| table[usize::from(pixel[channel])]));
     }
-    Array::from_bytes(Kind::Float, vec![3, side, side], numbers)
+    let side = i64::from(SIDE);
+    Array::from_vec(vec![3, side, side], numbers)
 }

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use memfit::data::Random;
 use memfit::tch::{self, Device, Tensor, nn};
 
-use crate::gpt::{Config, Failure, Gpt, Random, Recompute, Text};
+use crate::gpt::{Config, Failure, Gpt, Recompute, Text};
 
 pub const WEIGHTS: &str = "weights.safetensors";
 const TEXT: &str = "text";
@@ -25,8 +26,8 @@ pub fn write(folder: &Path, config: &Config) -> Result<(), Failure> {
     let text = Text::of_this_project(config.context)?;
     let train = text.train()?;
     fs::write(folder.join(TEXT), &train)?;
-    let mut random = Random::new(1);
-    let room = train.len() - config.context as usize;
+    let mut random = Random::of_sample(1, 0, 0);
+    let room = train.len() as u64 - config.context as u64;
     let offsets: Vec<String> = (0..ROWS).map(|_| random.below(room).to_string()).collect();
     Ok(fs::write(folder.join(OFFSETS), offsets.join("\n"))?)
 }

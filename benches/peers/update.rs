@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use memfit::data::Random;
 use memfit::optim::Optimizer;
 use memfit::tch::{self, Device, Kind, Tensor};
 use memfit::{StepOutcome, Update};
 
-use crate::gpt::{Choice, Config, Failure, Plan, Random, Text, With};
+use crate::gpt::{Choice, Config, Failure, Plan, Text, With};
 
 /// One of [`Choice`] over weights of its own, which keep their gradients.
 pub struct Updates {
@@ -71,7 +72,7 @@ pub fn losses(name: &str, seeds: u64, steps: u64, rate: Option<f64>) -> Result<(
         tch::manual_seed(seed as i64);
         let plan = Plan { optimizer: choice, ..Plan::plain(lr) };
         let mut training = plan.start_run(&config, u64::MAX, steps)?;
-        let mut random = Random::new(seed);
+        let mut random = Random::of_sample(seed, 0, 0);
         for _ in 0..steps {
             let StepOutcome::Stepped { .. } =
                 training.step(&text.batch(&config, &mut random, Device::Cpu)?)?

@@ -13,7 +13,7 @@ mod text;
 pub use model::{Config, Gpt, Recompute};
 pub use optimizer::{Choice, With};
 pub use plan::{Amp, Plan, Split, Training, Watch, When};
-pub use text::{Random, Rows, Text};
+pub use text::{Rows, Text};
 
 /// What an example's functions fail with: one sentence for the user.
 pub type Failure = Box<dyn std::error::Error>;

@@ -1,8 +1,7 @@
 use std::fs;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memfit::data::{Loader, Source, Tail, Tokens};
+use memfit::data::{Loader, Random, Source, Tail, Tokens};
 use memfit::tch::{Device, Tensor};
 
 use super::{Config, Failure};
@@ -103,8 +102,8 @@ impl Text {
     /// # Errors
     /// A file that was cut or cannot be read any more.
     pub fn batch(&self, config: &Config, random: &mut Random, device: Device) -> Result<Rows, Failure> {
-        let room = (self.validation as usize).saturating_sub(config.context as usize);
-        let starts: Vec<u64> = (0..config.batch).map(|_| random.below(room) as u64).collect();
+        let room = self.validation.saturating_sub(config.context as u64);
+        let starts: Vec<u64> = (0..config.batch).map(|_| random.below(room)).collect();
         self.rows(&starts, config.context, device)
     }
 
@@ -121,7 +120,7 @@ impl Text {
     fn rows(&self, starts: &[u64], context: i64, device: Device) -> Result<Rows, Failure> {
         let (mut inputs, mut next) = (Vec::new(), Vec::new());
         for start in starts {
-            let row = read(&self.bytes, *start..start + context as u64 + 1)?;
+            let row = self.bytes.read(*start..start + context as u64 + 1)?;
             let (last, first) = (row.get(1..).unwrap_or_default(), row.get(..context as usize));
             inputs.extend_from_slice(first.unwrap_or_default());
             next.extend_from_slice(last);
@@ -136,7 +135,7 @@ impl Text {
     /// # Errors
     /// As [`Text::batch`].
     pub fn train(&self) -> Result<Vec<u8>, Failure> {
-        Ok(read(&self.bytes, 0..self.validation)?.into_iter().map(|byte| byte as u8).collect())
+        Ok(self.bytes.read(0..self.validation)?.into_iter().map(|byte| byte as u8).collect())
     }
 
     /// A number that another text of this length does not have, but for chance and for changes
@@ -163,7 +162,7 @@ fn look(bytes: &Tokens<u8>) -> Result<(f64, u64), Failure> {
     let (mut counts, mut sum) = ([0_u64; 256], 0xcbf2_9ce4_8422_2325_u64);
     for block in 0..blocks {
         let start = if len > LOOKED_AT { block * (len - BLOCK) / (blocks - 1) } else { block * BLOCK };
-        for byte in read(bytes, start..(start + BLOCK).min(len))? {
+        for byte in bytes.read(start..(start + BLOCK).min(len))? {
             counts[usize::from(byte as u8)] += 1;
             sum = (sum ^ byte as u64).wrapping_mul(0x100_0000_01b3);
         }
@@ -171,13 +170,6 @@ fn look(bytes: &Tokens<u8>) -> Result<(f64, u64), Failure> {
     let total = counts.iter().sum::<u64>() as f64;
     let shares = counts.iter().filter(|count| **count > 0).map(|count| *count as f64 / total);
     Ok((shares.map(|share| share * share.recip().ln()).sum::<f64>(), sum))
-}
-
-/// Some bytes, as the numbers that they are.
-fn read(bytes: &Tokens<u8>, range: Range<u64>) -> Result<Vec<i64>, Failure> {
-    let length = range.end.saturating_sub(range.start);
-    let mut unused = memfit::data::Random::of_sample(0, 0, 0);
-    Ok(bytes.range(range)?.rows(length)?.get(0, &mut unused)?)
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
@@ -194,23 +186,4 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 fn is_text(path: &Path) -> bool {
     let known = ["rs", "md", "cpp", "h", "py", "toml"];
     path.extension().and_then(|extension| extension.to_str()).is_some_and(|found| known.contains(&found))
-}
-
-/// Numbers of its own (SplitMix64), so that libtorch's generator stays with the model.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A number below `limit`; 0 for an empty range.
-    pub fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        (mixed % limit.max(1) as u64) as usize
-    }
 }

@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,10 +10,17 @@ use crate::ffi::storage;
 /// The memory of batches, used again once nobody holds a batch any more: neither the consumer,
 /// nor a view, nor a graph that saved it.
 ///
-/// One per tensor of a batch. It keeps as many buffers as batches can be alive, of one shape.
+/// One per tensor of a batch. It keeps as many buffers as batches can be alive. A batch takes the smallest
+/// one that is free and has room; where none has, those that are free go and a new one of its size comes. Where
+/// that does not fit, what is free of the batch's other tensors goes too.
+///
+/// *Cost*: as many buffers as batches can be alive, each of the bytes of the largest batch that it held. A batch
+/// that is kept keeps its whole buffer.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     kept: Arc<Mutex<Kept>>,
+    /// Of all tensors of a batch.
+    family: Arc<Mutex<Vec<Weak<Mutex<Kept>>>>>,
     most: usize,
 }
 
@@ -23,36 +30,52 @@ struct Kept {
     parts: Vec<Buffers>,
 }
 
-/// Memory for `rows` samples of one dtype and shape.
+impl Kept {
+    fn drop_free(&mut self) {
+        self.buffers.retain(|buffer| !buffer.is_free());
+    }
+}
+
+/// Memory for so many elements of one dtype, one after another.
 #[derive(Debug)]
 struct Buffer {
     filling: Filling,
     kind: Kind,
-    shape: Vec<i64>,
-    rows: usize,
+    elements: usize,
 }
 
 impl Buffer {
+    fn new(kind: Kind, elements: usize) -> Result<Self> {
+        let filling = Filling::new(Tensor::f_empty([elements as i64], (kind, Device::Cpu))?)?;
+        Ok(Self { filling, kind, elements })
+    }
+
     fn is_free(&self) -> bool {
         storage::holders(self.filling.tensor()) == 1
     }
 
-    fn has_room(&self, rows: usize, kind: Kind, shape: &[i64]) -> bool {
-        self.kind == kind && self.shape == shape && self.rows >= rows
+    fn has_room(&self, kind: Kind, elements: usize) -> bool {
+        self.kind == kind && self.elements >= elements
     }
 }
 
 impl Buffers {
     /// Keeps up to `most` buffers per tensor of a batch.
     pub(crate) fn keeping(most: usize) -> Self {
-        Self { kept: Arc::default(), most }
+        Self::within(Arc::default(), most)
+    }
+
+    fn within(family: Arc<Mutex<Vec<Weak<Mutex<Kept>>>>>, most: usize) -> Self {
+        let kept = Arc::default();
+        locked(&family).push(Arc::downgrade(&kept));
+        Self { kept, family, most }
     }
 
     /// Those of one part of a sample that has several.
     pub fn part(&self, index: usize) -> Self {
-        let mut kept = self.lock();
+        let mut kept = locked(&self.kept);
         while kept.parts.len() <= index {
-            kept.parts.push(Self::keeping(self.most));
+            kept.parts.push(Self::within(self.family.clone(), self.most));
         }
         kept.parts[index].clone()
     }
@@ -62,57 +85,113 @@ impl Buffers {
     /// # Errors
     /// Out of memory.
     pub fn rows(&self, rows: usize, kind: Kind, shape: &[i64]) -> Result<Rows> {
-        let bytes =
-            byte_len(kind, shape).ok_or_else(|| Error::data(format!("no tensor has the shape {shape:?}")))?;
-        let buffer = match self.take(rows, kind, shape) {
-            Some(buffer) => buffer,
-            None => new(rows, kind, shape)?,
-        };
-        Ok(Rows { buffer: Some(buffer), rows, bytes, home: self.clone(), moved_up: false })
+        let bytes = byte_len(kind, shape).ok_or_else(|| no_tensor(shape))?;
+        let mut size = vec![rows as i64];
+        size.extend_from_slice(shape);
+        let room = self.room(kind, size)?;
+        Ok(Rows { room, rows, bytes, moved_up: false })
     }
 
-    /// A buffer that is free; those that are free and of no use go.
-    fn take(&self, rows: usize, kind: Kind, shape: &[i64]) -> Option<Buffer> {
-        let mut kept = self.lock();
-        kept.buffers.retain(|buffer| buffer.has_room(rows, kind, shape) || !buffer.is_free());
-        let serves = |buffer: &Buffer| buffer.has_room(rows, kind, shape) && buffer.is_free();
-        while let Some(at) = kept.buffers.iter().position(serves) {
+    /// Room for a tensor.
+    pub(super) fn room(&self, kind: Kind, size: Vec<i64>) -> Result<Room> {
+        let bytes = byte_len(kind, &size).ok_or_else(|| no_tensor(&size))?;
+        let elements = bytes / kind.elt_size_in_bytes();
+        let buffer = match self.take(kind, elements) {
+            Some(buffer) => buffer,
+            None => Buffer::new(kind, elements).or_else(|error| {
+                if !error.is_out_of_memory() {
+                    return Err(error);
+                }
+                self.drop_all_free();
+                Buffer::new(kind, elements)
+            })?,
+        };
+        Ok(Room { buffer: Some(buffer), kind, size, home: self.clone() })
+    }
+
+    /// The smallest buffer that is free and has room; where there is none, those that are free go.
+    fn take(&self, kind: Kind, elements: usize) -> Option<Buffer> {
+        let mut kept = locked(&self.kept);
+        let serves = |buffer: &Buffer| buffer.has_room(kind, elements) && buffer.is_free();
+        loop {
+            let serving = kept.buffers.iter().enumerate().filter(|(_, buffer)| serves(buffer));
+            let Some((at, _)) = serving.min_by_key(|(_, buffer)| buffer.elements) else { break };
             let mut buffer = kept.buffers.swap_remove(at);
             if buffer.filling.is_whole() {
                 return Some(buffer);
             }
         }
+        kept.drop_free();
         None
     }
 
+    fn drop_all_free(&self) {
+        // Whoever makes a part locks the list of them last.
+        let family = locked(&self.family).clone();
+        family.iter().filter_map(Weak::upgrade).for_each(|kept| locked(&kept).drop_free());
+    }
+
     fn give_back(&self, buffer: Buffer) {
-        let mut kept = self.lock();
+        let mut kept = locked(&self.kept);
         if kept.buffers.len() < self.most {
             kept.buffers.push(buffer);
         }
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_tensor(shape: &[i64]) -> Error {
+    Error::data(format!("no tensor has the shape {shape:?}"))
+}
+
+/// The beginning of a buffer, as a tensor that is being filled.
+#[derive(Debug)]
+pub(super) struct Room {
+    /// Taken when this is dropped.
+    buffer: Option<Buffer>,
+    kind: Kind,
+    size: Vec<i64>,
+    home: Buffers,
+}
+
+impl Room {
+    /// Copies bytes to `offset`; false where they would not fit.
+    pub(super) fn put(&mut self, offset: usize, bytes: &[u8]) -> bool {
+        self.buffer.as_mut().is_some_and(|buffer| buffer.filling.put(offset, bytes))
+    }
+
+    /// The tensor, with only so many of its rows.
+    pub(super) fn tensor(&self, rows: usize) -> Result<Tensor> {
+        let Some(buffer) = &self.buffer else { return Err(Error::data("no rows")) };
+        let mut size = self.size.clone();
+        match size.first_mut() {
+            Some(first) if *first >= rows as i64 => *first = rows as i64,
+            _ => return Err(Error::data(format!("{rows} rows of a batch of {:?}", self.size))),
+        }
+        let elements: i64 = size.iter().product();
+        // Detached: what somebody does to a batch in place is no history of the batches after it.
+        Ok(buffer.filling.new_value().f_detach()?.f_narrow(0, 0, elements)?.f_view(size.as_slice())?)
     }
 }
 
-fn new(rows: usize, kind: Kind, shape: &[i64]) -> Result<Buffer> {
-    let mut size = vec![rows as i64];
-    size.extend_from_slice(shape);
-    let filling = Filling::new(Tensor::f_empty(&size, (kind, Device::Cpu))?)?;
-    Ok(Buffer { filling, kind, shape: shape.to_vec(), rows })
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.home.give_back(buffer);
+        }
+    }
 }
 
 /// One tensor of a batch that is being filled.
 #[derive(Debug)]
 pub struct Rows {
-    /// Taken when this is dropped.
-    buffer: Option<Buffer>,
+    room: Room,
     rows: usize,
     /// Of one row.
     bytes: usize,
-    home: Buffers,
     /// The rows that are there stand one after another.
     moved_up: bool,
 }
@@ -123,15 +202,15 @@ impl Rows {
     /// # Errors
     /// [`Error::Data`] for another dtype or shape than the first sample's.
     pub fn put(&mut self, row: usize, kind: Kind, shape: &[i64], bytes: &[u8]) -> Result<()> {
-        let Some(buffer) = &mut self.buffer else { return Ok(()) };
-        if buffer.kind != kind || buffer.shape != shape || bytes.len() != self.bytes {
+        let wanted = self.room.size.get(1..).unwrap_or_default();
+        if self.room.kind != kind || wanted != shape || bytes.len() != self.bytes {
             return Err(Error::data(format!(
-                "it has {kind:?} of shape {shape:?} where others of its batch have {:?} of shape {:?}; pad them, \
-                 or collate them yourself",
-                buffer.kind, buffer.shape
+                "it has {kind:?} of shape {shape:?} where others of its batch have {:?} of shape {wanted:?}; pad \
+                 them (Pad takes a filling for each of several lists), or collate them yourself",
+                self.room.kind
             )));
         }
-        if row < self.rows && buffer.filling.put(row * self.bytes, bytes) {
+        if row < self.rows && self.room.put(row * self.bytes, bytes) {
             return Ok(());
         }
         Err(Error::data(format!("row {row} of a batch of {}", self.rows)))
@@ -143,21 +222,12 @@ impl Rows {
     /// # Errors
     /// libtorch's.
     pub fn batch(&mut self, present: &[usize]) -> Result<Tensor> {
-        let Some(buffer) = &mut self.buffer else { return Err(Error::data("no rows")) };
-        if !self.moved_up {
+        if let Some(buffer) = self.room.buffer.as_mut().filter(|_| !self.moved_up) {
             self.moved_up = true;
             for (to, from) in present.iter().enumerate() {
                 buffer.filling.move_up(from * self.bytes, to * self.bytes, self.bytes);
             }
         }
-        Ok(buffer.filling.new_value().f_narrow(0, 0, present.len() as i64)?)
-    }
-}
-
-impl Drop for Rows {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.home.give_back(buffer);
-        }
+        self.room.tensor(present.len())
     }
 }

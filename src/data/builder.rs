@@ -66,9 +66,9 @@ impl<J, S, C> std::fmt::Debug for LoaderBuilder<J, S, C> {
 impl<S: Send + 'static> LoaderBuilder<u64, S> {
     pub(super) fn of_source<O: Source<Sample = S>>(source: O) -> Self {
         let source = Arc::new(source);
-        let (reader, namer, len) = (source.clone(), source.clone(), source.len());
+        let (reader, namer) = (source.clone(), source.clone());
         Self {
-            feed: Box::new(move |deal, _, _| Box::new(Numbers::new(len, deal))),
+            feed: Box::new(move |deal, _, _| Box::new(Numbers::new(source.len(), source.order(), deal))),
             decode: Box::new(move |index, random| reader.get(*index, random)),
             origin: Box::new(move |index| namer.origin(*index)),
             collate: Stacked,
@@ -178,6 +178,11 @@ where
     }
 
     /// Transforms each sample, on the workers; `random` is the sample's own, see [`Random`].
+    ///
+    /// libtorch's operators may be called, and run on the worker's thread alone. *Limits*: those that draw random
+    /// numbers (`Tensor::rand`, `dropout`, `bernoulli`, `randperm`, …) move libtorch's generator, which all
+    /// threads share: what training draws then depends on what the workers did meanwhile, so that no two runs
+    /// are equal and a resumed one is not bitwise the one that went on. Draw from `random`.
     pub fn map<T, F>(self, transform: F) -> LoaderBuilder<J, T, C>
     where
         T: Send + 'static,
@@ -195,6 +200,9 @@ where
     }
 
     /// Makes batches by a function of all samples of a batch. After out of memory it is asked again.
+    ///
+    /// *Cost*: what it allocates, anew for each batch; a [`Collate`] of your own can take tensors from
+    /// [`Buffers`], which are used again.
     pub fn collate_with<B, F>(self, function: F) -> LoaderBuilder<J, S, With<F, B>>
     where
         B: Batch + Transfer + Send + 'static,
@@ -240,7 +248,7 @@ where
         let feed = feed(deal, buffer as u64, stop.clone());
         let engine = Engine::new(pipeline, feed, stop, prefetch, share);
         let bad = BadRecords::new(bad, deal.rank, deal.world);
-        Ok(Loader::over(Arc::new(engine), workers, bad, mover))
+        Ok(Loader::over(Arc::new(engine), deal, workers, bad, mover))
     }
 
     fn check(&self) -> Result<()> {

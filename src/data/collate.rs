@@ -31,7 +31,8 @@ pub trait Collate<S>: Send + Sync + 'static {
         false
     }
 
-    /// Begins a batch of up to `rows` samples like `first`.
+    /// Begins a batch of up to `rows` samples like `first`. Tensors that come from `buffers` use memory of
+    /// batches that are gone.
     ///
     /// # Errors
     /// Out of memory: it is asked again, with the same sample.
@@ -52,7 +53,7 @@ pub trait Collate<S>: Send + Sync + 'static {
 
 /// Samples of one shape, stacked: see [`Sample`].
 ///
-/// *Cost*: the batch's bytes, written once; a buffer is used again when its batch is gone.
+/// *Cost*: the batch's bytes, written once, in [`Buffers`] that are used again when their batch is gone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stacked;
 
@@ -79,26 +80,32 @@ impl<S: Sample> Collate<S> for Stacked {
 
 /// Samples that wait for their batch to be complete.
 #[derive(Debug)]
-pub struct Waiting<S>(Vec<Option<S>>);
+pub struct Waiting<S> {
+    samples: Vec<Option<S>>,
+    /// For the batch.
+    pub(super) buffers: Buffers,
+}
 
 impl<S> Waiting<S> {
-    pub(super) fn new(rows: usize) -> Self {
-        Self((0..rows).map(|_| None).collect())
+    pub(super) fn new(rows: usize, buffers: &Buffers) -> Self {
+        Self { samples: (0..rows).map(|_| None).collect(), buffers: buffers.clone() }
     }
 
     pub(super) fn put(&mut self, row: usize, sample: S) {
-        if let Some(place) = self.0.get_mut(row) {
+        if let Some(place) = self.samples.get_mut(row) {
             *place = Some(sample);
         }
     }
 
     /// Those that came, in the order of their rows.
     pub(super) fn present(&self) -> impl Iterator<Item = &S> + Clone {
-        self.0.iter().flatten()
+        self.samples.iter().flatten()
     }
 }
 
 /// All samples of a batch, by a function of the user's.
+///
+/// *Cost*: the samples wait until the batch is complete; what the function allocates is its own.
 #[derive(Debug)]
 pub struct With<F, B> {
     function: F,
@@ -120,8 +127,8 @@ where
     type Partial = Waiting<S>;
     type Batch = B;
 
-    fn begin(&self, rows: usize, _: &S, _: &Buffers) -> Result<Waiting<S>> {
-        Ok(Waiting::new(rows))
+    fn begin(&self, rows: usize, _: &S, buffers: &Buffers) -> Result<Waiting<S>> {
+        Ok(Waiting::new(rows, buffers))
     }
 
     fn put(&self, partial: &mut Waiting<S>, row: usize, sample: S) -> Result<()> {

@@ -1,4 +1,5 @@
 use super::Interrupt;
+use super::identity::join;
 use super::order::Order;
 use super::random::mix;
 use crate::error::{Error, Result};
@@ -88,6 +89,11 @@ impl Deal {
         (self.batch as u64).saturating_mul(self.world as u64)
     }
 
+    /// Batches that this rank gets of an epoch of so many samples, those of all ranks.
+    pub(super) fn batches(&self, samples: u64) -> u64 {
+        samples / self.whole() + u64::from(samples % self.whole() > self.rank as u64)
+    }
+
     /// A number of what makes the order, beside `of`. It fits 62 bits, and is not 0.
     pub(super) fn order(&self, of: u64) -> u64 {
         let seed = self.shuffle.map_or(0, |seed| mix(seed.wrapping_add(1)) | 1);
@@ -97,11 +103,11 @@ impl Deal {
 
 /// Refuses a position of another order.
 pub(super) fn check(from: DataPosition, order: u64) -> Result<()> {
-    if from.order == order || from == (DataPosition { epoch: from.epoch, ..DataPosition::default() }) {
+    if from.order == order || from == DataPosition::at_epoch(from.epoch) {
         return Ok(());
     }
-    let problem = "the data position is of another order: the seed of the shuffle, the number of records, \
-                   the files or the shuffle buffer differ"
+    let problem = "the data position is of another order: the seed of the shuffle, the files, which \
+                   of their records there are, or the shuffle buffer differ"
         .to_owned();
     Err(Error::State { problems: vec![problem] })
 }
@@ -110,14 +116,16 @@ pub(super) fn check(from: DataPosition, order: u64) -> Result<()> {
 #[derive(Debug)]
 pub(super) struct Numbers {
     len: u64,
+    /// What the source says of its order.
+    source: u64,
     deal: Deal,
     order: Order,
     at: DataPosition,
 }
 
 impl Numbers {
-    pub(super) fn new(len: u64, deal: Deal) -> Self {
-        Self { len, deal, order: Order::sequential(len), at: DataPosition::default() }
+    pub(super) fn new(len: u64, source: u64, deal: Deal) -> Self {
+        Self { len, source, deal, order: Order::sequential(len), at: DataPosition::default() }
     }
 }
 
@@ -149,7 +157,7 @@ impl Feed for Numbers {
     }
 
     fn order(&self) -> u64 {
-        self.deal.order(self.len)
+        self.deal.order(join(self.source, self.len))
     }
 
     fn samples(&self) -> Option<u64> {

@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 use super::bad::BadRecords;
 use super::builder::LoaderBuilder;
 use super::deliver::{Deliver, Done, Next};
-use super::feed;
+use super::feed::{self, Deal};
 use super::loaded::Loaded;
 use super::stage::{Mover, Stage};
 use super::stream_feed::StreamJob;
@@ -20,6 +20,7 @@ use crate::step::DataPosition;
 /// [module](super).
 pub struct Loader<B> {
     engine: Arc<dyn Deliver<B>>,
+    deal: Deal,
     workers: usize,
     threads: Vec<JoinHandle<()>>,
     bad: BadRecords,
@@ -47,12 +48,14 @@ impl Loader<()> {
 impl<B: 'static> Loader<B> {
     pub(super) fn over(
         engine: Arc<dyn Deliver<B>>,
+        deal: Deal,
         workers: usize,
         bad: BadRecords,
         mover: Option<Box<dyn Mover<B>>>,
     ) -> Self {
         Self {
             engine,
+            deal,
             workers,
             threads: Vec::new(),
             bad,
@@ -77,6 +80,12 @@ impl<B: 'static> Loader<B> {
     /// Samples of an epoch that all ranks get together; `None` for a stream.
     pub fn samples(&self) -> Option<u64> {
         self.engine.samples()
+    }
+
+    /// Batches of a whole epoch that this rank gets, for a schedule; `None` for a stream. One whose
+    /// records are all bad does not come, but as errors.
+    pub fn batches(&self) -> Option<u64> {
+        self.engine.samples().map(|samples| self.deal.batches(samples))
     }
 
     /// Bad records that were passed over so far, of all epochs.
@@ -181,8 +190,7 @@ impl<B: 'static> Iterator for Loader<B> {
                 Next::Batch(done, after) => self.take(done, after),
                 Next::Failed(error) => return Some(Err(error)),
                 Next::EpochEnds => {
-                    self.position =
-                        DataPosition { epoch: self.position.epoch + 1, ..DataPosition::default() };
+                    self.position = DataPosition::at_epoch(self.position.epoch + 1);
                     self.begun = false;
                     return None;
                 }

@@ -31,14 +31,19 @@
 //! # Ok::<(), memfit::Error>(())
 //! ```
 
+mod array;
 mod bad;
 mod buffers;
 mod builder;
+mod cached;
 mod collate;
 mod deliver;
 pub(crate) mod dtype;
+mod ends;
 mod engine;
 mod feed;
+mod identity;
+mod lists;
 mod loaded;
 mod loader;
 mod order;
@@ -57,6 +62,8 @@ mod streams;
 mod transfer;
 
 pub use crate::origin::Origin;
+pub use crate::step::{DataPosition, Mark};
+pub use array::Array;
 pub use buffers::{Buffers, Rows};
 pub use builder::LoaderBuilder;
 pub use collate::{Collate, Stacked, Waiting, With};
@@ -66,7 +73,7 @@ pub use loader::Loader;
 pub use pack::{Pack, Packed};
 pub use pad::{Pad, Padded};
 pub use random::Random;
-pub use sample::{Array, Sample};
+pub use sample::Sample;
 pub use shifted::Shifted;
 pub use source::Source;
 pub use sources::{

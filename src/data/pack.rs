@@ -1,26 +1,33 @@
 use std::ops::Range;
 
 use tch::kind::Element;
-use tch::{Device, Tensor};
+use tch::{Kind, Tensor};
 
 use super::buffers::Buffers;
 use super::collate::{Collate, Waiting};
+use super::lists::{self, Layout, Lists, Piece};
 use super::pad::part_of;
-use super::shifted::{Shifted, shifted};
+use super::shifted::{self, Shifted};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
-use crate::ffi::bytes::{self, Filling};
+use crate::ffi::bytes;
 use crate::step::Batch;
 
 /// Lays documents of unequal length side by side in rows of one length, so that little of a row is
 /// padding.
 ///
 /// Each document goes, in the order of the batch, into the first row that has room for it (first
-/// fit: never more than 1.7 times as many rows as would do, plus one); one that is longer than a row
+/// fit: never more than 1.7 times as many rows as would do); one that is longer than a row
 /// is cut into rows. A batch of n samples has as many rows as that takes.
 ///
+/// | sample | filled with | batch |
+/// | --- | --- | --- |
+/// | `Vec<T>` | `T` | [`Packed`] |
+/// | `(Vec<A>, Vec<B>)` of equal length, up to four | `(A, B)` | `(Packed, Tensor)`: the others like the first |
+///
 /// *Cost*: the samples wait until the batch is complete: at its end their bytes, the batch's
-/// (rows × length × the dtype's) and 8 bytes per token for the documents' numbers.
+/// (rows × length × the dtype's) and 8 bytes per token for the documents' numbers, these in [`Buffers`] that are
+/// used again when their batch is gone. Each document looks at the rows before it.
 ///
 /// *Limits*: attention must not look from one document into another: give it
 /// [`Packed::same_document`], and count positions with [`Packed::positions`].
@@ -43,71 +50,16 @@ use crate::step::Batch;
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Pack<T> {
+pub struct Pack<F> {
     length: usize,
-    value: T,
+    fill: F,
 }
 
-impl<T: Element + Copy + 'static> Pack<T> {
-    /// Rows of `length`, filled up with `value`.
-    pub fn to(length: usize, value: T) -> Self {
-        Self { length, value }
+impl<F> Pack<F> {
+    /// Rows of `length`, filled up with `fill`.
+    pub fn to(length: usize, fill: F) -> Self {
+        Self { length, fill }
     }
-
-    fn batch<'a>(&self, samples: impl Iterator<Item = &'a Vec<T>>) -> Result<Packed>
-    where
-        T: 'a,
-    {
-        let pieces: Vec<&[T]> = samples.flat_map(|sample| sample.chunks(self.length.max(1))).collect();
-        if pieces.is_empty() {
-            return Err(Error::data("no sample of this batch has a token"));
-        }
-        let mut documents: Vec<Vec<i64>> = Vec::new();
-        let mut laid: Vec<(usize, usize)> = Vec::with_capacity(pieces.len());
-        let mut used: Vec<usize> = Vec::new();
-        for piece in &pieces {
-            let fits = used.iter().position(|used| used + piece.len() <= self.length);
-            let row = fits.unwrap_or(used.len());
-            if row == used.len() {
-                used.push(0);
-                documents.push(Vec::new());
-            }
-            laid.push((row, used[row]));
-            used[row] += piece.len();
-            documents[row].push(piece.len() as i64);
-        }
-        let size = [used.len() as i64, self.length as i64];
-        let mut filling = Filling::new(Tensor::f_empty(size, (bytes::kind_of::<T>(), Device::Cpu))?)?;
-        let width = std::mem::size_of::<T>();
-        for (piece, (row, at)) in pieces.iter().zip(laid) {
-            filling.put((row * self.length + at) * width, bytes::of(piece));
-        }
-        let padding = vec![self.value; self.length];
-        for (row, used) in used.into_iter().enumerate() {
-            filling.put((row * self.length + used) * width, bytes::of(&padding[used..]));
-        }
-        let segments = numbered(&documents, self.length, |_, number| number + 1)?;
-        Ok(Packed { tokens: filling.new_value().shallow_clone(), segments, documents })
-    }
-}
-
-/// An int64 per token, `[rows, length]`, by its place in its document and the document's number in
-/// its row; 0 in the padding.
-fn numbered(documents: &[Vec<i64>], length: usize, number: impl Fn(i64, i64) -> i64) -> Result<Tensor> {
-    let mut numbers = vec![0_i64; documents.len() * length];
-    for (row, documents) in numbers.chunks_mut(length.max(1)).zip(documents) {
-        let places =
-            documents.iter().enumerate().flat_map(|(document, len)| (0..*len).map(move |at| (at, document)));
-        for (slot, (at, document)) in row.iter_mut().zip(places) {
-            *slot = number(at, document as i64);
-        }
-    }
-    Ok(Tensor::f_from_slice(&numbers)?.f_view([documents.len() as i64, length as i64])?)
-}
-
-impl<T: Element + Copy + Send + Sync + 'static> Collate<Vec<T>> for Pack<T> {
-    type Partial = Waiting<Vec<T>>;
-    type Batch = Packed;
 
     fn check(&self) -> Result<()> {
         match self.length {
@@ -116,24 +68,96 @@ impl<T: Element + Copy + Send + Sync + 'static> Collate<Vec<T>> for Pack<T> {
         }
     }
 
-    fn begin(&self, rows: usize, _: &Vec<T>, _: &Buffers) -> Result<Self::Partial> {
-        Ok(Waiting::new(rows))
+    fn batch<L: Lists<Fill = F>>(&self, samples: &Waiting<L>) -> Result<L::Batch<Packed>> {
+        let (layout, documents) = self.laid(samples.present());
+        if documents.is_empty() {
+            return Err(Error::data("no sample of this batch has a token"));
+        }
+        let buffers = samples.buffers.part(0);
+        let tensor = |list| layout.tensor(list, &self.fill, &buffers);
+        let segments = segments(&documents, self.length, &samples.buffers.part(1))?;
+        L::batch(|tokens| Packed { tokens, segments, documents }, tensor)
     }
 
-    fn put(&self, partial: &mut Self::Partial, row: usize, sample: Vec<T>) -> Result<()> {
-        partial.put(row, sample);
-        Ok(())
-    }
-
-    fn end(&self, partial: &mut Self::Partial, _: &[usize]) -> Result<Packed> {
-        self.batch(partial.present())
+    /// Where each piece goes, and the lengths of those in each row.
+    fn laid<'a, L: Lists>(&self, samples: impl Iterator<Item = &'a L>) -> (Layout<'a, L>, Vec<Vec<i64>>) {
+        let mut layout = Layout { pieces: Vec::new(), used: Vec::new(), length: self.length };
+        let mut documents: Vec<Vec<i64>> = Vec::new();
+        for lists in samples {
+            for start in (0..lists.length()).step_by(self.length.max(1)) {
+                let range = start..lists.length().min(start + self.length);
+                let fits = layout.used.iter().position(|used| used + range.len() <= self.length);
+                let row = fits.unwrap_or(documents.len());
+                if row == documents.len() {
+                    layout.used.push(0);
+                    documents.push(Vec::new());
+                }
+                documents[row].push(range.len() as i64);
+                let at = row * self.length + layout.used[row];
+                layout.used[row] += range.len();
+                layout.pieces.push(Piece { lists, range, at });
+            }
+        }
+        (layout, documents)
     }
 }
+
+/// Of each row, what is to be told of its tokens, by a token's place in its document and the document's number
+/// in the row; 0 in the padding.
+fn told(documents: &[i64], length: usize, tell: impl Fn(i64, i64) -> i64) -> Vec<i64> {
+    let places =
+        documents.iter().zip(0..).flat_map(|(length, document)| (0..*length).map(move |at| (at, document)));
+    let mut row: Vec<i64> = places.map(|(at, document)| tell(at, document)).collect();
+    row.resize(length, 0);
+    row
+}
+
+/// Int64, `[rows, length]`.
+fn segments(documents: &[Vec<i64>], length: usize, buffers: &Buffers) -> Result<Tensor> {
+    let mut room = buffers.room(Kind::Int64, vec![documents.len() as i64, length as i64])?;
+    for (row, documents) in documents.iter().enumerate() {
+        let numbers = told(documents, length, |_, document| document + 1);
+        room.put(row * std::mem::size_of_val(numbers.as_slice()), bytes::of(&numbers));
+    }
+    room.tensor(documents.len())
+}
+
+macro_rules! packs {
+    ($lists:ty, $fill:ty, $batch:ty; $($number:ident)*) => {
+        impl<$($number: Element + Copy + Send + Sync + 'static),*> Collate<$lists> for Pack<$fill> {
+            type Partial = Waiting<$lists>;
+            type Batch = $batch;
+
+            fn check(&self) -> Result<()> {
+                self.check()
+            }
+
+            fn begin(&self, rows: usize, _: &$lists, buffers: &Buffers) -> Result<Self::Partial> {
+                Ok(Waiting::new(rows, buffers))
+            }
+
+            fn put(&self, partial: &mut Self::Partial, row: usize, sample: $lists) -> Result<()> {
+                lists::check(&sample)?;
+                partial.put(row, sample);
+                Ok(())
+            }
+
+            fn end(&self, partial: &mut Self::Partial, _: &[usize]) -> Result<$batch> {
+                self.batch(partial)
+            }
+        }
+    };
+}
+
+packs!(Vec<A>, A, Packed; A);
+packs!((Vec<A>, Vec<B>), (A, B), (Packed, Tensor); A B);
+packs!((Vec<A>, Vec<B>, Vec<C>), (A, B, C), (Packed, Tensor, Tensor); A B C);
+packs!((Vec<A>, Vec<B>, Vec<C>, Vec<D>), (A, B, C, D), (Packed, Tensor, Tensor, Tensor); A B C D);
 
 /// Rows of one length that hold whole documents, or pieces of long ones.
 #[derive(Debug)]
 pub struct Packed {
-    /// `[rows, length]`.
+    /// `[rows, length]`; of a sample of several lists, the first.
     pub tokens: Tensor,
     /// The number of a token's document in its row, from 1; 0 in the padding. Int64,
     /// `[rows, length]`.
@@ -157,8 +181,10 @@ impl Packed {
     /// # Errors
     /// libtorch's.
     pub fn positions(&self) -> Result<Tensor> {
-        let length = self.tokens.size()[1] as usize;
-        Ok(numbered(&self.documents, length, |at, _| at)?.f_to_device(self.tokens.device())?)
+        let size = self.tokens.size();
+        let row = |documents: &Vec<i64>| told(documents, size[1] as usize, |at, _| at);
+        let places: Vec<i64> = self.documents.iter().flat_map(row).collect();
+        Ok(Tensor::f_from_slice(&places)?.f_view(size.as_slice())?.f_to_device(self.tokens.device())?)
     }
 
     /// Inputs, and for each the token that follows it in its document; else `ignore`.
@@ -166,11 +192,26 @@ impl Packed {
     /// # Errors
     /// libtorch's.
     pub fn next_token(&self, ignore: i64) -> Result<Shifted> {
+        let count = self.documents.iter().flatten().map(|length| (length - 1).max(0) as u64).sum();
+        shifted::by_tokens(&self.tokens, &self.follows()?, ignore, count)
+    }
+
+    /// Inputs, and for each the label that stands beside the token that follows it in its document, `[rows,
+    /// length]` labels; else `ignore`.
+    ///
+    /// *Cost*: the labels that are not `ignore` are counted, for which CUDA is waited for.
+    ///
+    /// # Errors
+    /// libtorch's, such as for labels of another shape.
+    pub fn next_label(&self, labels: &Tensor, ignore: i64) -> Result<Shifted> {
+        shifted::by_labels(&self.tokens, labels, &self.follows()?, ignore)
+    }
+
+    /// Of each token but a row's first, whether it follows one of its document.
+    fn follows(&self) -> Result<Tensor> {
         let length = self.segments.size()[1] - 1;
         let (here, next) = (self.segments.f_narrow(1, 0, length)?, self.segments.f_narrow(1, 1, length)?);
-        let follows = here.f_eq_tensor(&next)?.f_logical_and(&next.f_ne(0)?)?;
-        let count = self.documents.iter().flatten().map(|length| (length - 1).max(0) as u64).sum();
-        shifted(&self.tokens, &follows, ignore, count)
+        Ok(here.f_eq_tensor(&next)?.f_logical_and(&next.f_ne(0)?)?)
     }
 }
 

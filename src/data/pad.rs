@@ -1,45 +1,50 @@
 use std::ops::Range;
 
 use tch::kind::Element;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::buffers::Buffers;
 use super::collate::{Collate, Waiting};
+use super::lists::{self, Layout, Lists, Piece};
 use super::sample::Sample;
-use super::shifted::{Shifted, shifted};
+use super::shifted::{self, Shifted};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
-use crate::ffi;
 use crate::step::Batch;
 
 /// Makes lists of unequal length rows of one length, filled up at their ends.
 ///
-/// Collates samples `Vec<T>` into [`Padded`], and `(Vec<T>, U)` into `(Padded, U's batch)`.
+/// | sample | filled with | batch |
+/// | --- | --- | --- |
+/// | `Vec<T>` | `T` | [`Padded`] |
+/// | `(Vec<A>, Vec<B>)` of equal length, up to four | `(A, B)` | `(Padded, Tensor)`: the others like the first |
+/// | `(either, U)` with a [`Sample`] U | as above | `(either's, U's)` |
 ///
 /// *Cost*: the samples wait until the batch is complete: at its end their bytes and the batch's,
-/// n × length × the dtype's. What the padding costs the training is the part of the batch that
-/// [`Batch::tokens`] does not count; [`Pack`](super::Pack) has less of it.
+/// n × length × the dtype's, in [`Buffers`] that are used again when their batch is gone. What the padding
+/// costs the training is the part of the batch that [`Batch::tokens`] does not count;
+/// [`Pack`](super::Pack) has less of it.
 ///
 /// ```
 /// use memfit::data::{Loader, Pad, Random, Source};
 ///
-/// struct Words;
-/// impl Source for Words {
-///     type Sample = Vec<i64>;
+/// struct Answers;
+/// impl Source for Answers {
+///     type Sample = (Vec<i64>, Vec<i64>);                       // tokens, and labels that leave the question out
 ///     fn len(&self) -> u64 { 2 }
-///     fn get(&self, index: u64, _: &mut Random) -> memfit::Result<Vec<i64>> {
-///         Ok(vec![7; 2 + 2 * index as usize])
+///     fn get(&self, index: u64, _: &mut Random) -> memfit::Result<Self::Sample> {
+///         Ok(if index == 0 { (vec![5, 6], vec![-100, 6]) } else { (vec![7, 8, 9], vec![-100, 8, 9]) })
 ///     }
 /// }
-/// let mut loader = Loader::new(Words).batch(2).collate(Pad::to_longest(0)).build()?;
-/// let batch = loader.next().expect("a batch")?;
-/// assert_eq!(batch.tokens.size(), [2, 4]);
-/// assert_eq!(batch.next_token(-100)?.count, 1 + 3);   // what Loss::mean needs
+/// let mut loader = Loader::new(Answers).batch(2).collate(Pad::to_longest((0, -100))).build()?;
+/// let (padded, labels) = loader.next().expect("a batch")?.batch; // [5 6 0], [7 8 9]
+/// assert_eq!((padded.tokens.size(), labels.size()), (vec![2, 3], vec![2, 3]));
+/// assert_eq!(padded.next_label(&labels, -100)?.count, 1 + 2);   // what Loss::mean needs
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Pad<T> {
-    value: T,
+pub struct Pad<F> {
+    fill: F,
     /// `None` for that of the batch's longest.
     length: Option<usize>,
     multiple: usize,
@@ -52,15 +57,15 @@ enum Longer {
     Cut,
 }
 
-impl<T: Element + Copy + 'static> Pad<T> {
+impl<F> Pad<F> {
     /// To the length of the longest sample of each batch.
-    pub fn to_longest(value: T) -> Self {
-        Self { value, length: None, multiple: 1, longer: Longer::Refused }
+    pub fn to_longest(fill: F) -> Self {
+        Self { fill, length: None, multiple: 1, longer: Longer::Refused }
     }
 
     /// To one length for all batches; a longer sample is an error.
-    pub fn to(length: usize, value: T) -> Self {
-        Self { length: Some(length), ..Self::to_longest(value) }
+    pub fn to(length: usize, fill: F) -> Self {
+        Self { length: Some(length), ..Self::to_longest(fill) }
     }
 
     /// Rounds the length up to a multiple, so that fewer shapes occur.
@@ -75,11 +80,12 @@ impl<T: Element + Copy + 'static> Pad<T> {
         self
     }
 
-    fn check(&self, sample: &mut Vec<T>) -> Result<()> {
+    fn check(&self, sample: &mut impl Lists) -> Result<()> {
+        lists::check(sample)?;
         match (self.length, self.longer) {
-            (Some(length), Longer::Refused) if sample.len() > length => Err(Error::data(format!(
+            (Some(length), Longer::Refused) if sample.length() > length => Err(Error::data(format!(
                 "it has {} elements where rows have {length}; cut it with Pad::cut_longer, or take longer rows",
-                sample.len()
+                sample.length()
             ))),
             (Some(length), Longer::Cut) => {
                 sample.truncate(length);
@@ -89,78 +95,79 @@ impl<T: Element + Copy + 'static> Pad<T> {
         }
     }
 
-    fn batch<'a>(&self, samples: impl Iterator<Item = &'a Vec<T>> + Clone) -> Result<Padded>
-    where
-        T: 'a,
-    {
-        let longest = samples.clone().map(Vec::len).max().unwrap_or_default();
+    fn batch<L: Lists<Fill = F>>(&self, samples: &Waiting<L>) -> Result<L::Batch<Padded>> {
+        let used: Vec<usize> = samples.present().map(Lists::length).collect();
+        let longest = used.iter().copied().max().unwrap_or_default();
         let length = self.length.unwrap_or(longest).next_multiple_of(self.multiple);
-        let lengths: Vec<i64> = samples.clone().map(|sample| sample.len() as i64).collect();
-        let size = [lengths.len() as i64, length as i64];
-        let mut filling =
-            ffi::bytes::Filling::new(Tensor::f_empty(size, (ffi::bytes::kind_of::<T>(), Device::Cpu))?)?;
-        let padding = vec![self.value; length];
-        let width = std::mem::size_of::<T>();
-        for (row, sample) in samples.enumerate() {
-            filling.put(row * length * width, ffi::bytes::of(sample));
-            filling.put((row * length + sample.len()) * width, ffi::bytes::of(&padding[sample.len()..]));
+        let lengths = used.iter().map(|length| *length as i64).collect();
+        let piece =
+            |(row, lists): (usize, _)| Piece { lists, range: 0..Lists::length(lists), at: row * length };
+        let layout = Layout { pieces: samples.present().enumerate().map(piece).collect(), used, length };
+        L::batch(
+            |tokens| Padded { tokens, lengths },
+            |list| layout.tensor(list, &self.fill, &samples.buffers),
+        )
+    }
+}
+
+macro_rules! pads {
+    ($lists:ty, $fill:ty, $batch:ty; $($number:ident)*) => {
+        impl<$($number: Element + Copy + Send + Sync + 'static),*> Collate<$lists> for Pad<$fill> {
+            type Partial = Waiting<$lists>;
+            type Batch = $batch;
+
+            fn begin(&self, rows: usize, _: &$lists, buffers: &Buffers) -> Result<Self::Partial> {
+                Ok(Waiting::new(rows, buffers))
+            }
+
+            fn put(&self, partial: &mut Self::Partial, row: usize, mut sample: $lists) -> Result<()> {
+                self.check(&mut sample)?;
+                partial.put(row, sample);
+                Ok(())
+            }
+
+            fn end(&self, partial: &mut Self::Partial, _: &[usize]) -> Result<$batch> {
+                self.batch(partial)
+            }
         }
-        Ok(Padded { tokens: filling.new_value().shallow_clone(), lengths })
-    }
+
+        impl<$($number: Element + Copy + Send + Sync + 'static,)* U: Sample> Collate<($lists, U)> for Pad<$fill> {
+            type Partial = (Waiting<$lists>, U::Rows);
+            type Batch = ($batch, U::Batch);
+
+            fn first_decides(&self) -> bool {
+                true
+            }
+
+            fn begin(&self, rows: usize, first: &($lists, U), buffers: &Buffers) -> Result<Self::Partial> {
+                Ok((Waiting::new(rows, &buffers.part(0)), first.1.rows(rows, &buffers.part(1))?))
+            }
+
+            fn put(&self, partial: &mut Self::Partial, row: usize, sample: ($lists, U)) -> Result<()> {
+                let (mut lists, beside) = sample;
+                self.check(&mut lists)?;
+                beside.put(&mut partial.1, row)?;
+                partial.0.put(row, lists);
+                Ok(())
+            }
+
+            fn end(&self, partial: &mut Self::Partial, present: &[usize]) -> Result<Self::Batch> {
+                let padded = self.batch(&partial.0)?;
+                Ok((padded, U::batch(&mut partial.1, present)?))
+            }
+        }
+    };
 }
 
-impl<T: Element + Copy + Send + Sync + 'static> Collate<Vec<T>> for Pad<T> {
-    type Partial = Waiting<Vec<T>>;
-    type Batch = Padded;
-
-    fn begin(&self, rows: usize, _: &Vec<T>, _: &Buffers) -> Result<Self::Partial> {
-        Ok(Waiting::new(rows))
-    }
-
-    fn put(&self, partial: &mut Self::Partial, row: usize, mut sample: Vec<T>) -> Result<()> {
-        self.check(&mut sample)?;
-        partial.put(row, sample);
-        Ok(())
-    }
-
-    fn end(&self, partial: &mut Self::Partial, _: &[usize]) -> Result<Padded> {
-        self.batch(partial.present())
-    }
-}
-
-impl<T, U> Collate<(Vec<T>, U)> for Pad<T>
-where
-    T: Element + Copy + Send + Sync + 'static,
-    U: Sample,
-{
-    type Partial = (Waiting<Vec<T>>, U::Rows);
-    type Batch = (Padded, U::Batch);
-
-    fn first_decides(&self) -> bool {
-        true
-    }
-
-    fn begin(&self, rows: usize, first: &(Vec<T>, U), buffers: &Buffers) -> Result<Self::Partial> {
-        Ok((Waiting::new(rows), first.1.rows(rows, buffers)?))
-    }
-
-    fn put(&self, partial: &mut Self::Partial, row: usize, sample: (Vec<T>, U)) -> Result<()> {
-        let (mut list, beside) = sample;
-        self.check(&mut list)?;
-        beside.put(&mut partial.1, row)?;
-        partial.0.put(row, list);
-        Ok(())
-    }
-
-    fn end(&self, partial: &mut Self::Partial, present: &[usize]) -> Result<Self::Batch> {
-        Ok((self.batch(partial.0.present())?, U::batch(&mut partial.1, present)?))
-    }
-}
+pads!(Vec<A>, A, Padded; A);
+pads!((Vec<A>, Vec<B>), (A, B), (Padded, Tensor); A B);
+pads!((Vec<A>, Vec<B>, Vec<C>), (A, B, C), (Padded, Tensor, Tensor); A B C);
+pads!((Vec<A>, Vec<B>, Vec<C>, Vec<D>), (A, B, C, D), (Padded, Tensor, Tensor, Tensor); A B C D);
 
 /// Rows of one length, of which each begins with a sample.
 #[derive(Debug)]
 pub struct Padded {
-    /// `[n, length]`.
+    /// `[n, length]`; of a sample of several lists, the first.
     pub tokens: Tensor,
     /// Of each row, how many elements are the sample's.
     pub lengths: Vec<i64>,
@@ -183,11 +190,26 @@ impl Padded {
     /// # Errors
     /// libtorch's.
     pub fn next_token(&self, ignore: i64) -> Result<Shifted> {
+        let count = self.lengths.iter().map(|length| (length - 1).max(0) as u64).sum();
+        shifted::by_tokens(&self.tokens, &self.follows()?, ignore, count)
+    }
+
+    /// Inputs, and for each the label that stands beside the token that follows it, `[n, length]` labels: those
+    /// beyond a sample's end are `ignore`.
+    ///
+    /// *Cost*: the labels that are not `ignore` are counted, for which CUDA is waited for.
+    ///
+    /// # Errors
+    /// libtorch's, such as for labels of another shape.
+    pub fn next_label(&self, labels: &Tensor, ignore: i64) -> Result<Shifted> {
+        shifted::by_labels(&self.tokens, labels, &self.follows()?, ignore)
+    }
+
+    /// Of each token but a row's first, whether it follows one.
+    fn follows(&self) -> Result<Tensor> {
         let width = self.tokens.size()[1];
         let followed = (width - 1).max(0);
-        let follows = self.mask()?.f_narrow(1, width - followed, followed)?;
-        let count = self.lengths.iter().map(|length| (length - 1).max(0) as u64).sum();
-        shifted(&self.tokens, &follows, ignore, count)
+        Ok(self.mask()?.f_narrow(1, width - followed, followed)?)
     }
 }
 

@@ -2,9 +2,21 @@
 ///
 /// They depend on the loader's seed, the epoch and the sample's place in the epoch's order, and
 /// on nothing else: not on the number of workers, nor on which of them runs the transform, nor
-/// on what was drawn before. libtorch's generator, which belongs to the training thread, is not
-/// touched. The algorithm is SplitMix64 (Steele, Lea, Flood 2014): fast, of 64 bits of state, and
-/// no good for secrets.
+/// on what was drawn before. libtorch's generator is not touched: the process has one, it is the training's, and a
+/// transform that calls `Tensor::rand`, `dropout` or others that draw moves it from a worker at any moment, so that a
+/// run cannot be repeated and its resume is not bitwise. A tensor of these numbers does not:
+///
+/// ```
+/// use memfit::{data::Random, tch::Tensor};
+///
+/// let mut random = Random::of_sample(7, 0, 0);                   // a transform is given its sample's
+/// let noise: Vec<f32> = (0..6).map(|_| random.normal() as f32).collect();
+/// let kept: Vec<bool> = (0..6).map(|_| random.chance(0.9)).collect();
+/// let dropped = Tensor::from_slice(&noise).view([2, 3]) * Tensor::from_slice(&kept).view([2, 3]) / 0.9;
+/// assert_eq!(dropped.size(), [2, 3]);
+/// ```
+///
+/// The algorithm is SplitMix64 (Steele, Lea, Flood 2014): fast, of 64 bits of state, and no good for secrets.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -1,10 +1,12 @@
 use tch::kind::Element;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use super::array::Array;
 use super::buffers::{Buffers, Rows};
 use super::transfer::Transfer;
 use crate::error::{Error, Result};
-use crate::ffi::bytes::kind_of;
+use crate::ffi::bytes::{self, kind_of};
+use crate::ffi::storage::StorageId;
 use crate::step::Batch;
 
 /// What a record becomes before it is a row of a batch: numbers of one shape.
@@ -14,6 +16,7 @@ use crate::step::Batch;
 /// | a number (`f32`, `f64`, `i64`, `i32`, `i16`, `i8`, `u8`, `bool`, `f16`, `bf16`) | `[n]` |
 /// | `Vec<T>` of length l, or `[T; L]` | `[n, l]` |
 /// | [`Array`] of shape s, of a dtype known when it runs | `[n, s…]` |
+/// | [`Tensor`] of shape s on the CPU, dense and without a gradient | `[n, s…]` |
 /// | a tuple of up to four samples | a tuple of their batches |
 ///
 /// For other types, implement it over these, or give the loader a
@@ -43,50 +46,6 @@ pub trait Sample: Send + 'static {
     fn batch(rows: &mut Self::Rows, present: &[usize]) -> Result<Self::Batch>;
 }
 
-/// Numbers of any dtype and shape, on the heap and not in libtorch's hands.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Array {
-    kind: Kind,
-    shape: Vec<i64>,
-    bytes: Vec<u8>,
-}
-
-impl Array {
-    /// From bytes in the machine's own order.
-    ///
-    /// # Errors
-    /// A number of bytes that the shape does not have.
-    pub fn from_bytes(kind: Kind, shape: Vec<i64>, bytes: Vec<u8>) -> Result<Self> {
-        match byte_len(kind, &shape) {
-            Some(wanted) if wanted == bytes.len() => Ok(Self { kind, shape, bytes }),
-            _ => Err(Error::data(format!("{} bytes for {kind:?} of shape {shape:?}", bytes.len()))),
-        }
-    }
-
-    /// From numbers.
-    ///
-    /// # Errors
-    /// A number of elements that the shape does not have.
-    pub fn from_vec<T: Element + Copy + 'static>(shape: Vec<i64>, numbers: &[T]) -> Result<Self> {
-        Self::from_bytes(kind_of::<T>(), shape, crate::ffi::bytes::of(numbers).to_vec())
-    }
-
-    /// The dtype.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The shape.
-    pub fn shape(&self) -> &[i64] {
-        &self.shape
-    }
-
-    /// The bytes, in the machine's own order.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 /// Bytes of a tensor, where the shape is one.
 pub(crate) fn byte_len(kind: Kind, shape: &[i64]) -> Option<usize> {
     let elements =
@@ -99,16 +58,64 @@ impl Sample for Array {
     type Rows = Rows;
 
     fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Rows> {
-        buffers.rows(rows, self.kind, &self.shape)
+        buffers.rows(rows, self.kind(), self.shape())
     }
 
     fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-        rows.put(row, self.kind, &self.shape, &self.bytes)
+        rows.put(row, self.kind(), self.shape(), self.bytes())
     }
 
     fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
         rows.batch(present)
     }
+}
+
+/// Its bytes are copied once, or twice where they do not lie one after another; libtorch's allocator counts it
+/// while it waits. One on another device, one that is sparse or quantized, and one that requires a gradient, which
+/// no batch passes on, are errors of their records.
+impl Sample for Tensor {
+    type Batch = Tensor;
+    type Rows = Rows;
+
+    fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Rows> {
+        refuse(self)?;
+        buffers.rows(rows, self.f_kind()?, &self.size())
+    }
+
+    fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
+        refuse(self)?;
+        // Conjugates and negatives may be a mark on somebody else's bytes.
+        let plain = self.f_resolve_conj()?.f_resolve_neg()?.f_contiguous()?;
+        let (kind, shape) = (plain.f_kind()?, plain.size());
+        bytes::read(&plain, |bytes| rows.put(row, kind, &shape, bytes))?
+    }
+
+    fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
+        rows.batch(present)
+    }
+}
+
+/// Tensors whose bytes are not their numbers, or not all that they stand for.
+fn refuse(tensor: &Tensor) -> Result<()> {
+    let bad = |problem: String| Err(Error::data(problem));
+    if !tensor.defined() {
+        return bad("it is an undefined tensor".to_owned());
+    }
+    if tensor.device() != Device::Cpu {
+        let device = tensor.device();
+        return bad(format!(
+            "it is on {device:?}; make samples on the CPU: LoaderBuilder::pin moves batches"
+        ));
+    }
+    if tensor.requires_grad() {
+        return bad("it requires a gradient, which no batch passes on; detach it".to_owned());
+    }
+    let quantized = matches!(tensor.f_kind()?, Kind::QInt8 | Kind::QUInt8 | Kind::QInt32);
+    if quantized || StorageId::of(tensor).is_none() {
+        return bad("it is sparse, quantized or laid out by a library; make it dense (to_dense, dequantize)"
+            .to_owned());
+    }
+    Ok(())
 }
 
 macro_rules! number_samples {
@@ -122,7 +129,7 @@ macro_rules! number_samples {
             }
 
             fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-                rows.put(row, kind_of::<$number>(), &[], crate::ffi::bytes::of(std::slice::from_ref(self)))
+                rows.put(row, kind_of::<$number>(), &[], bytes::of(std::slice::from_ref(self)))
             }
 
             fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
@@ -143,7 +150,7 @@ impl<T: Element + Copy + Send + 'static> Sample for Vec<T> {
     }
 
     fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-        rows.put(row, kind_of::<T>(), &[self.len() as i64], crate::ffi::bytes::of(self))
+        rows.put(row, kind_of::<T>(), &[self.len() as i64], bytes::of(self))
     }
 
     fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {
@@ -160,7 +167,7 @@ impl<T: Element + Copy + Send + 'static, const L: usize> Sample for [T; L] {
     }
 
     fn put(&self, rows: &mut Rows, row: usize) -> Result<()> {
-        rows.put(row, kind_of::<T>(), &[L as i64], crate::ffi::bytes::of(self))
+        rows.put(row, kind_of::<T>(), &[L as i64], bytes::of(self))
     }
 
     fn batch(rows: &mut Rows, present: &[usize]) -> Result<Tensor> {

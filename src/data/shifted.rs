@@ -1,27 +1,40 @@
 use tch::{Kind, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What a language model learns from a batch.
 #[derive(Debug)]
 pub struct Shifted {
     /// `[n, length - 1]`.
     pub inputs: Tensor,
-    /// The token after each input, int64, or the number that the loss ignores.
+    /// What is to follow each input, int64, or the number that the loss ignores.
     pub labels: Tensor,
     /// Labels that are not ignored: the weight that [`Loss::mean`](crate::Loss::mean) needs.
     pub count: u64,
 }
 
-/// Inputs and labels of rows of tokens; `follows` tells, for each token but a row's first, whether
-/// it follows the one before.
-pub(super) fn shifted(tokens: &Tensor, follows: &Tensor, ignore: i64, count: u64) -> Result<Shifted> {
-    let length = (tokens.size()[1] - 1).max(0);
-    let next = tokens.f_narrow(1, tokens.size()[1] - length, length)?.f_to_kind(Kind::Int64)?;
+/// Inputs of rows of tokens, and the tokens that follow them; `follows` tells, for each token but a row's first,
+/// whether it follows the one before.
+pub(super) fn by_tokens(tokens: &Tensor, follows: &Tensor, ignore: i64, count: u64) -> Result<Shifted> {
+    let (inputs, labels) = shifted(tokens, tokens, follows, ignore)?;
+    Ok(Shifted { inputs, labels, count })
+}
+
+/// Inputs of rows of tokens, and the labels that stand beside the tokens that follow them.
+pub(super) fn by_labels(tokens: &Tensor, labels: &Tensor, follows: &Tensor, ignore: i64) -> Result<Shifted> {
+    let (wanted, there) = (tokens.size(), labels.size());
+    if wanted != there {
+        return Err(Error::config("next_label", format!("labels of {there:?} beside tokens of {wanted:?}")));
+    }
+    let (inputs, labels) = shifted(tokens, labels, follows, ignore)?;
+    let count = labels.f_ne(ignore)?.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+    Ok(Shifted { inputs, labels, count: count.try_into().unwrap_or_default() })
+}
+
+fn shifted(tokens: &Tensor, beside: &Tensor, follows: &Tensor, ignore: i64) -> Result<(Tensor, Tensor)> {
+    let width = tokens.size()[1];
+    let length = (width - 1).max(0);
+    let next = beside.f_narrow(1, width - length, length)?.f_to_kind(Kind::Int64)?;
     let ignored = next.f_full_like(ignore)?;
-    Ok(Shifted {
-        inputs: tokens.f_narrow(1, 0, length)?,
-        labels: next.f_where_self(follows, &ignored)?,
-        count,
-    })
+    Ok((tokens.f_narrow(1, 0, length)?, next.f_where_self(follows, &ignored)?))
 }

@@ -45,6 +45,16 @@ pub trait Source: Send + Sync + 'static {
     fn origin(&self, index: u64) -> Origin {
         Origin::record(index)
     }
+
+    /// A number of what the records' numbers stand for: which files, which of their rows, which of
+    /// another source's records. Positions of another number are refused, and so are those of another
+    /// [`len`](Self::len). A loader asks once, when it is built.
+    ///
+    /// It is 0 unless given: right for a source that has nothing to tell apart. One that wraps others
+    /// hands theirs on.
+    fn order(&self) -> u64 {
+        0
+    }
 }
 
 macro_rules! sources_behind {
@@ -62,6 +72,10 @@ macro_rules! sources_behind {
 
             fn origin(&self, index: u64) -> Origin {
                 (**self).origin(index)
+            }
+
+            fn order(&self) -> u64 {
+                (**self).order()
             }
         }
     )*};

@@ -22,6 +22,38 @@ pub(crate) fn of<T: Element + Copy>(numbers: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), std::mem::size_of_val(numbers)) }
 }
 
+/// Whether each byte is a `bool`.
+pub(crate) fn are_bools(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte <= 1)
+}
+
+/// The numbers of bytes in the machine's order, which may lie anywhere. `None` for a type that is not of
+/// tch's own ones, for half a number, and for bytes that are no `bool`.
+pub(crate) fn numbers<T: Element + Copy + 'static>(bytes: &[u8]) -> Option<Vec<T>> {
+    let width = std::mem::size_of::<T>();
+    let of_bools = TypeId::of::<T>() == TypeId::of::<bool>();
+    if !is_own::<T>() || !bytes.len().is_multiple_of(width) || (of_bools && !are_bools(bytes)) {
+        return None;
+    }
+    let count = bytes.len() / width;
+    let mut numbers = Vec::<T>::with_capacity(count);
+    // SAFETY: the vector has room for as many bytes, and was just made, so that they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), numbers.as_mut_ptr().cast(), bytes.len()) };
+    // SAFETY: so many elements were written; each pattern is a value of a number's type, and those of
+    // `bool` were looked at.
+    unsafe { numbers.set_len(count) };
+    Some(numbers)
+}
+
+/// tch's `Element` can be implemented for other types, which may have patterns that are no value.
+fn is_own<T: 'static>() -> bool {
+    let this = TypeId::of::<T>();
+    let integers = [TypeId::of::<u8>(), TypeId::of::<i8>(), TypeId::of::<i16>(), TypeId::of::<i32>()];
+    let reals = [TypeId::of::<half::f16>(), TypeId::of::<half::bf16>(), TypeId::of::<f32>()];
+    let others = [TypeId::of::<i64>(), TypeId::of::<f64>(), TypeId::of::<bool>()];
+    integers.contains(&this) || reals.contains(&this) || others.contains(&this)
+}
+
 /// The bytes of a new tensor that nobody else reads or writes yet; any thread may fill it.
 #[derive(Debug)]
 pub(crate) struct Filling {

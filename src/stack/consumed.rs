@@ -3,7 +3,7 @@
 use super::Stack;
 use crate::error::Result;
 use crate::state::StateVisitor;
-use crate::step::{DataPosition, Mark};
+use crate::step::DataPosition;
 
 impl Stack {
     /// The position of the data after the last micro-batch that returned: what
@@ -34,27 +34,11 @@ impl Stack {
 /// Visits a position that may be absent; loading puts it, or its absence, in place.
 pub(super) fn visit(visitor: &mut StateVisitor<'_>, position: &mut Option<DataPosition>) -> Result<()> {
     let mut there = visitor.exists("known", position.is_some())?.then(|| position.unwrap_or_default());
-    if let Some(DataPosition { epoch, samples, order, mark }) = &mut there {
-        visitor.count("epoch", epoch)?;
-        visitor.count("samples", samples)?;
-        visitor.bits("order", order)?;
-        visitor.nested("mark", |visitor| visit_mark(visitor, mark))?;
+    if let Some(position) = &mut there {
+        position.visit_state(visitor)?;
     }
     if visitor.loads() {
         *position = there;
-    }
-    Ok(())
-}
-
-fn visit_mark(visitor: &mut StateVisitor<'_>, mark: &mut Option<Mark>) -> Result<()> {
-    let mut there = visitor.exists("known", mark.is_some())?.then(|| mark.unwrap_or_default());
-    if let Some(Mark { file, offset, record }) = &mut there {
-        visitor.count("file", file)?;
-        visitor.count("offset", offset)?;
-        visitor.count("record", record)?;
-    }
-    if visitor.loads() {
-        *mark = there;
     }
     Ok(())
 }

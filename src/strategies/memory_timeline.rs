@@ -22,10 +22,11 @@
 //! let mut training =
 //!     Stack::of(&vs, AdamW::new(&vs, AdamWConfig::default())?).with(MemoryTimeline::new()).build()?;
 //! let x = Tensor::ones([8, 64], (Kind::Float, Device::Cpu));
+//! # let folder = tempfile::tempdir().unwrap();
 //! let _ = training.step_with(|| Ok(Loss::of(model.forward(&x).square().mean(Kind::Float))))?;
 //! let timeline = training.strategy::<MemoryTimeline>().map(MemoryTimeline::timeline).unwrap()?;
 //! assert_eq!(timeline.peak().roles[Role::Parameters], (64 * 64 + 64) * 4);
-//! timeline.save(std::env::temp_dir().join("step.html"))?;
+//! timeline.save(folder.path().join("step.html"))?;
 //! # Ok::<(), memfit::Error>(())
 //! ```
 

@@ -50,18 +50,18 @@ impl Wake {
 
 /// A pipe, terminal or the like, whose reads end when they are woken.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WakingRead {
     file: File,
     bell: PipeReader,
 }
 
-impl Waiting {
+impl WakingRead {
     pub(crate) fn new(file: File, wake: &Arc<Wake>) -> io::Result<Self> {
         Ok(Self { file, bell: wake.bell()? })
     }
 }
 
-impl Read for Waiting {
+impl Read for WakingRead {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         use std::os::fd::AsFd;
         loop {
@@ -108,7 +108,7 @@ mod tests {
         let wake = Arc::new(Wake::default());
         let (reader, _writer) = io::pipe().unwrap();
         let file = File::from(std::os::fd::OwnedFd::from(reader));
-        let mut waiting = Waiting::new(file, &wake).unwrap();
+        let mut waiting = WakingRead::new(file, &wake).unwrap();
         let waker = wake.clone();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -118,6 +118,6 @@ mod tests {
         thread.join().unwrap();
         assert!(waiting.read(&mut [0; 8]).is_err());
         let (reader, _writer) = io::pipe().unwrap();
-        assert!(Waiting::new(File::from(std::os::fd::OwnedFd::from(reader)), &wake).is_err());
+        assert!(WakingRead::new(File::from(std::os::fd::OwnedFd::from(reader)), &wake).is_err());
     }
 }

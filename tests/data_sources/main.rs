@@ -3,6 +3,7 @@
 mod arrays;
 mod compositions;
 mod files;
+mod order;
 mod safetensors;
 mod tokens;
 mod views;

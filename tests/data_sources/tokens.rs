@@ -168,3 +168,31 @@ fn a_file_that_was_cut_is_not_mapped() {
     file.set_len(25);
     assert_eq!(all(&tokens.mapped().unwrap().rows(12).unwrap()).len(), 1, "a longer one is mapped");
 }
+
+#[test]
+fn a_range_is_read_as_rows_are_and_checked_as_they_are() {
+    // More than one block of them.
+    let count = 200_000_u32;
+    let file = OneFile::of(&(0..count).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    let tokens = Tokens::<u32>::open(&file.path).unwrap();
+    let expected: Vec<i64> = (10..i64::from(count) - 3).collect();
+    for tokens in [tokens.clone(), Tokens::of((0..count).collect()), tokens.clone().mapped().unwrap()] {
+        let inner = tokens.range(3..u64::from(count)).unwrap();
+        assert_eq!(inner.read(7..u64::from(count) - 6).unwrap(), expected);
+        assert!(inner.read(5..5).unwrap().is_empty());
+        assert!(is_config(inner.read(0..u64::from(count) - 2)) && is_config(inner.read(0..u64::MAX)));
+        #[allow(clippy::reversed_empty_ranges)]
+        let reversed = inner.read(5..4);
+        assert!(is_config(reversed));
+    }
+    let small = tokens.clone().vocabulary(190_000);
+    assert_eq!(small.read(189_999..190_000).unwrap(), [189_999]);
+    let text = data_error(small.read(1..190_002));
+    let name = file.path.display();
+    let problem = "the id 190000 at byte 760000 is not in the vocabulary of 190000";
+    assert_eq!(text, format!("the data at byte 4 of {name}: {problem}"));
+    file.set_len(400_000);
+    let text = data_error(tokens.read(50_000..150_000));
+    let problem = "the file ends at byte 400000; it had 800000 when it was opened";
+    assert_eq!(text, format!("the data at byte 200000 of {name}: {problem}"));
+}

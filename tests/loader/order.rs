@@ -37,9 +37,7 @@ fn a_seed_and_an_epoch_make_one_order_for_any_number_of_workers() {
     }
     // An epoch on its own.
     let mut loader = load(103, |loader| loader.batch(8).shuffle(5));
-    let mut position = DataPosition::default();
-    position.epoch = 1;
-    loader.seek(position).unwrap();
+    loader.seek(DataPosition::at_epoch(1)).unwrap();
     assert_eq!(epoch(&mut loader), first[1]);
 }
 
@@ -85,6 +83,24 @@ fn a_tail_that_ranks_cannot_share_evenly_is_kept_or_dropped() {
     };
     assert_eq!(counts(Tail::Keep), [vec![3, 3, 2], vec![3, 3, 1], vec![3, 3, 1]]);
     assert_eq!(counts(Tail::Drop), [[3, 3], [3, 3], [3, 3]]);
+}
+
+/// A step of all ranks takes 8 samples: of 25 the fourth has one, of the first rank.
+#[test]
+fn batches_of_an_epoch_are_counted_before_they_come() {
+    let _serial = serial();
+    for (len, world) in [(25, 2), (25, 1), (24, 2), (3, 2), (8, 3), (0, 2)] {
+        for tail in [Tail::Keep, Tail::Drop] {
+            for rank in 0..world {
+                let mut loader = load(len, |loader| loader.batch(4).rank(rank, world).tail(tail).shuffle(1));
+                let expected = loader.batches();
+                assert_eq!(Some(epoch(&mut loader).len() as u64), expected, "{len} {world} {rank} {tail:?}");
+            }
+        }
+    }
+    let stream = memfit::data::Lines::of_reader(&b"1"[..]);
+    let lengths = Loader::stream(stream).map(|line, _| Ok(line.bytes().len() as i64)).build().unwrap();
+    assert_eq!(lengths.batches(), None);
 }
 
 #[test]

@@ -46,6 +46,14 @@ impl Problem {
         }
     }
 
+    /// With small integers, whose products and sums are exact in any order and dtype.
+    fn rounded(self) -> Self {
+        for tensor in [&self.hidden, &self.weight, &self.bias] {
+            let _ = no_grad(|| tensor.shallow_clone().round_().clamp_(-3.0, 3.0));
+        }
+        self
+    }
+
     fn inputs(&self) -> Inputs<'_> {
         Inputs::new(&self.hidden, &self.weight, &self.targets)
     }

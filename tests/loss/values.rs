@@ -100,7 +100,8 @@ impl Drop for Threads {
 fn two_runs_give_the_same_bits_and_threads_change_only_products() {
     let _guard = serial();
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-        let p = Problem::new(300, 8, 500, kind);
+        // Logits that no split of a product changes: what else would differ is ours.
+        let p = Problem::new(300, 8, 500, kind).rounded();
         let with = With { bias: true, smoothing: 0.1, ..Default::default() };
         let run = |threads: i32| {
             let _threads = Threads::set(threads);

@@ -52,6 +52,7 @@ mod tests {
         let scratch = Scratch::new("lock");
         let path = scratch.path().join("deep/lock");
         let first = Lock::take(&path).unwrap();
+        assert!(matches!(open(&path).unwrap().try_lock(), Err(TryLockError::WouldBlock)));
         let released = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

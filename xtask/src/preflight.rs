@@ -1,6 +1,7 @@
 //! What must be there before anything is built, and the one sentence where it is not.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -76,7 +77,7 @@ pub fn pip(python: &Path, what: &str, otherwise: &str) -> Result<()> {
 }
 
 /// The libtorch that the user's own LIBTORCH names.
-pub fn named_libtorch(path: &Path) -> Result<()> {
+pub fn named_libtorch(path: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Result<()> {
     let shown = path.display();
     if path.as_os_str().is_empty() || path.is_relative() {
         return Err(Problem::new(format!(
@@ -84,9 +85,9 @@ pub fn named_libtorch(path: &Path) -> Result<()> {
              provisioned, or name one by its whole path"
         )));
     }
-    let root = env::var_os("LIBTORCH_INCLUDE").map_or_else(|| path.to_owned(), PathBuf::from);
+    let root = variable("LIBTORCH_INCLUDE").map_or_else(|| path.to_owned(), PathBuf::from);
     match Version::of_headers(&root.join("include")) {
-        Some(found) => version_is(&found.to_string(), &format!("LIBTORCH ({shown})")),
+        Some(found) => version_is(&found.to_string(), &format!("LIBTORCH ({shown})"), variable),
         None => Err(Problem::new(format!(
             "LIBTORCH names {shown}, where no `include/torch/…/version.h` is: point it at an \
              unpacked libtorch {WANTED}, or unset it to have one provisioned"
@@ -101,7 +102,7 @@ pub fn installed_pytorch() -> Result<()> {
     match output(Command::new(python).args(["-c", ask])).filter(|output| output.status.success()) {
         Some(output) => {
             let version = String::from_utf8_lossy(&output.stdout);
-            version_is(version.trim(), "LIBTORCH_USE_PYTORCH's PyTorch")
+            version_is(version.trim(), "LIBTORCH_USE_PYTORCH's PyTorch", |name| env::var_os(name))
         }
         None => Err(Problem::new(format!(
             "LIBTORCH_USE_PYTORCH is set but `{python}` cannot import torch: activate an \
@@ -112,8 +113,8 @@ pub fn installed_pytorch() -> Result<()> {
 }
 
 /// tch's own way round its version check holds here too.
-fn version_is(found: &str, owner: &str) -> Result<()> {
-    if found == WANTED || env::var_os("LIBTORCH_BYPASS_VERSION_CHECK").is_some() {
+fn version_is(found: &str, owner: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<()> {
+    if found == WANTED || variable("LIBTORCH_BYPASS_VERSION_CHECK").is_some() {
         return Ok(());
     }
     Err(Problem::new(format!(

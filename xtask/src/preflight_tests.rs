@@ -8,6 +8,11 @@ fn sentence(result: Result<()>) -> String {
     text
 }
 
+/// A user who has set no variable.
+fn unset(_: &str) -> Option<OsString> {
+    None
+}
+
 /// A folder with nothing of libtorch but its version header.
 fn headers(version: [u32; 3]) -> Scratch {
     let scratch = Scratch::new("headers");
@@ -24,26 +29,37 @@ fn headers(version: [u32; 3]) -> Scratch {
 
 #[test]
 fn the_wanted_libtorch_passes() {
-    assert_eq!(named_libtorch(headers([2, 13, 0]).path()), Ok(()));
+    assert_eq!(named_libtorch(headers([2, 13, 0]).path(), unset), Ok(()));
 }
 
 #[test]
 fn another_version_names_both_and_the_way_out() {
-    let text = sentence(named_libtorch(headers([2, 12, 1]).path()));
+    let text = sentence(named_libtorch(headers([2, 12, 1]).path(), unset));
     assert!(text.contains("2.12.1") && text.contains("2.13.0") && text.contains("unset"), "{text}");
+}
+
+#[test]
+fn tch_s_own_way_round_the_check_holds_here() {
+    let headers = headers([2, 12, 1]);
+    let bypass = |name: &str| (name == "LIBTORCH_BYPASS_VERSION_CHECK").then(|| "1".into());
+    assert_eq!(named_libtorch(headers.path(), bypass), Ok(()));
+    // The headers may be elsewhere than the libraries.
+    let elsewhere = |name: &str| (name == "LIBTORCH_INCLUDE").then(|| headers.path().into());
+    let text = sentence(named_libtorch(Path::new("/nowhere"), elsewhere));
+    assert!(text.contains("2.12.1"), "{text}");
 }
 
 #[test]
 fn a_folder_that_is_no_libtorch_is_named() {
     let scratch = Scratch::new("empty");
-    let text = sentence(named_libtorch(scratch.path()));
+    let text = sentence(named_libtorch(scratch.path(), unset));
     assert!(text.contains(&scratch.path().display().to_string()), "{text}");
 }
 
 #[test]
 fn a_relative_or_empty_libtorch_is_refused() {
     for path in ["", "libtorch"] {
-        let text = sentence(named_libtorch(Path::new(path)));
+        let text = sentence(named_libtorch(Path::new(path), unset));
         assert!(text.contains("absolute"), "{text}");
     }
 }

@@ -1,8 +1,8 @@
 //! A temporary folder that goes away with the value that names it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, io};
 
 use crate::problem::{Problem, Result};
 
@@ -15,19 +15,23 @@ pub struct Scratch {
 impl Scratch {
     /// A new empty folder in the system's folder for temporary files.
     pub fn try_new(name: &str) -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self::made(std::env::temp_dir().join(format!("memfit-{name}-{}-{number}", std::process::id())))
+        Self::in_folder(&std::env::temp_dir(), name)
     }
 
     /// A new empty folder elsewhere.
     pub fn in_folder(folder: &Path, name: &str) -> Result<Self> {
-        Self::made(folder.join(format!("memfit-{name}-{}", std::process::id())))
-    }
-
-    fn made(path: PathBuf) -> Result<Self> {
-        fs::create_dir_all(&path).map_err(|error| Problem::io("create", &path, &error))?;
-        Ok(Self { path, keep: false })
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        fs::create_dir_all(folder).map_err(|error| Problem::io("create", folder, &error))?;
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!("memfit-{name}-{}-{number}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self { path, keep: false }),
+                // Of a process that was killed and had this one's number.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Problem::io("create", &path, &error)),
+            }
+        }
     }
 
     #[cfg(test)]

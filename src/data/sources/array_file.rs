@@ -3,9 +3,10 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::reader::{Reader, inside, room, within};
+use crate::data::identity::{join, of_bytes};
 use crate::data::sample::byte_len;
 use crate::data::{Array, Origin, Random, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// One array of a file, whose first dimension counts the records: made by [`Npy`](super::Npy) and
 /// [`Safetensors`](super::Safetensors). A sample is an [`Array`] of the other dimensions.
@@ -21,6 +22,8 @@ pub struct ArrayFile {
     shape: Vec<i64>,
     row_bytes: usize,
     start: u64,
+    /// A number of which file's array it is, and which of it.
+    order: u64,
 }
 
 impl ArrayFile {
@@ -37,7 +40,13 @@ impl ArrayFile {
             let there = reader.len().saturating_sub(start);
             return Err(reader.broken(format!("its array has {bytes} bytes, of which {there} are there")));
         }
-        Ok(Self { shape: shape.to_vec(), reader, kind, rows, row_bytes, start })
+        let order = reader.order();
+        Ok(Self { shape: shape.to_vec(), reader, kind, rows, row_bytes, start, order })
+    }
+
+    /// It is the array of this name in its file.
+    pub(super) fn named(self, name: &str) -> Self {
+        Self { order: join(self.order, of_bytes(name.as_bytes())), ..self }
     }
 
     /// The dtype.
@@ -114,13 +123,14 @@ impl Source for ArrayFile {
         let offset = self.offset(within(index, self.rows)?);
         let mut bytes = room(self.row_bytes)?;
         self.reader.read(offset, &mut bytes)?;
-        if self.kind == Kind::Bool && bytes.iter().any(|byte| *byte > 1) {
-            return Err(Error::data("a bool is neither true nor false"));
-        }
         Array::from_bytes(self.kind, self.shape.clone(), bytes)
     }
 
     fn origin(&self, index: u64) -> Origin {
         self.reader.origin(index, self.offset(index))
+    }
+
+    fn order(&self) -> u64 {
+        self.order
     }
 }

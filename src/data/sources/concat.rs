@@ -1,5 +1,6 @@
-use super::reader::within;
-use crate::data::{Origin, Random, Source};
+use super::reader::found;
+use crate::data::identity::join;
+use crate::data::{Origin, Random, Source, ends};
 use crate::error::{Error, Result};
 
 /// Several sources as one, in their order: the shards of a data set.
@@ -34,8 +35,8 @@ impl<S: Source> Concat<S> {
     /// The part that has a record, and the record's number in it.
     fn locate(&self, index: u64) -> Option<(&S, u64)> {
         let part = self.ends.partition_point(|end| *end <= index);
-        let before = part.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
-        Some((self.parts.get(part)?, index - before))
+        let records = ends::part(&self.ends, part)?;
+        Some((self.parts.get(part)?, index - records.start))
     }
 }
 
@@ -47,10 +48,8 @@ impl<S: Source> Source for Concat<S> {
     }
 
     fn get(&self, index: u64, random: &mut Random) -> Result<S::Sample> {
-        match self.locate(within(index, self.len())?) {
-            Some((part, index)) => part.get(index, random),
-            None => Err(Error::data("it is in no part")),
-        }
+        let (part, index) = found(self.locate(index), self.len())?;
+        part.get(index, random)
     }
 
     fn origin(&self, index: u64) -> Origin {
@@ -58,5 +57,9 @@ impl<S: Source> Source for Concat<S> {
             Some((part, index)) => part.origin(index),
             None => Origin::record(index),
         }
+    }
+
+    fn order(&self) -> u64 {
+        self.parts.iter().fold(0, |parts, part| join(join(parts, part.len()), part.order()))
     }
 }

@@ -4,8 +4,8 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::reader::{broken, cut, reserved, within};
-use crate::data::{Origin, Random, Source};
+use super::reader::{broken, cut, found, reserved};
+use crate::data::{Origin, Random, Source, ends, identity};
 use crate::error::{Error, Result};
 use crate::sys::file;
 
@@ -117,11 +117,13 @@ impl Files {
 
     /// The path of a file; `None` beyond the last.
     pub fn path(&self, index: u64) -> Option<PathBuf> {
-        let index = usize::try_from(index).ok()?;
-        let end = *self.ends.get(index)?;
-        let start = index.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
-        let name = self.names.get(start as usize..end as usize)?;
-        Some(self.folder.join(OsStr::from_bytes(name)))
+        Some(self.folder.join(self.name(usize::try_from(index).ok()?)?))
+    }
+
+    fn name(&self, index: usize) -> Option<&Path> {
+        let name = ends::part(&self.ends, index)?;
+        let name = self.names.get(name.start as usize..name.end as usize)?;
+        Some(Path::new(OsStr::from_bytes(name)))
     }
 
     fn read(&self, path: &Path) -> Result<Vec<u8>> {
@@ -174,13 +176,16 @@ impl Source for Files {
     }
 
     fn get(&self, index: u64, _: &mut Random) -> Result<FileBytes> {
-        let index = within(index, self.len())?;
-        let path = self.path(index).ok_or_else(|| Error::data("it has no name"))?;
+        let path = found(self.path(index), self.len())?;
         let bytes = self.read(&path)?;
         Ok(FileBytes { path, index, bytes })
     }
 
     fn origin(&self, index: u64) -> Origin {
         Origin { file: self.path(index).map(Into::into), record: Some(index), offset: None }
+    }
+
+    fn order(&self) -> u64 {
+        identity::of_files((0..self.ends.len()).filter_map(|index| self.name(index)))
     }
 }

@@ -1,6 +1,6 @@
-use super::reader::within;
+use super::reader::found;
 use crate::data::{Random, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Samples that are in memory; a record is a clone of one.
 ///
@@ -25,7 +25,7 @@ impl<T: Clone + Send + Sync + 'static> Source for InMemory<T> {
     }
 
     fn get(&self, index: u64, _: &mut Random) -> Result<T> {
-        let index = within(index, self.len())?;
-        self.0.get(index as usize).cloned().ok_or_else(|| Error::data("it is not there"))
+        let sample = usize::try_from(index).ok().and_then(|index| self.0.get(index));
+        found(sample, self.len()).cloned()
     }
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::touched::{Cached, Resident};
-use crate::data::Origin;
+use super::touched::Touched;
+use crate::data::cached::Cached;
 use crate::data::sample::byte_len;
+use crate::data::{Origin, identity};
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::sys::file;
@@ -25,7 +26,7 @@ pub(super) struct Reader {
     file: Arc<File>,
     path: Arc<Path>,
     len: u64,
-    mapping: Option<Arc<(Mapping, Resident)>>,
+    mapping: Option<Arc<(Mapping, Touched)>>,
     /// Where the page cache is to be kept small.
     behind: Option<Arc<Cached>>,
 }
@@ -49,7 +50,7 @@ impl Reader {
         let failed = |source| Error::Io { action: "mapping", path: self.path.to_path_buf(), source };
         self.check_reaches(self.len)?;
         let mapping = Mapping::open(&self.file, self.len).map_err(failed)?;
-        self.mapping = Some(Arc::new((mapping, Resident::new(self.len, resident.unwrap_or(RESIDENT)))));
+        self.mapping = Some(Arc::new((mapping, Touched::new(self.len, resident.unwrap_or(RESIDENT)))));
         Ok(self)
     }
 
@@ -79,8 +80,8 @@ impl Reader {
                 mapping.give_back();
             }
         }
-        if let Some(range) = behind {
-            file::drop_cached(&self.file, range.start, range.end - range.start);
+        if let Some(part) = behind {
+            part.drop_from(&self.file);
         }
     }
 
@@ -110,6 +111,11 @@ impl Reader {
     /// Where a record of the file is.
     pub(super) fn origin(&self, record: u64, offset: u64) -> Origin {
         Origin::of_file(&self.path, record, offset)
+    }
+
+    /// A number of the file's name.
+    pub(super) fn order(&self) -> u64 {
+        identity::of_files([&*self.path].into_iter())
     }
 
     /// The file as a whole cannot be used.
@@ -154,9 +160,14 @@ pub(super) fn reserved<T>(elements: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
+/// A record, or the way to it, where there is such a record.
+pub(super) fn found<T>(record: Option<T>, len: u64) -> Result<T> {
+    record.ok_or_else(|| Error::data(format!("there are {len} records")))
+}
+
 /// A record's number, where there is such a record.
 pub(super) fn within(index: u64, len: u64) -> Result<u64> {
-    if index < len { Ok(index) } else { Err(Error::data(format!("there are {len} records"))) }
+    found((index < len).then_some(index), len)
 }
 
 /// A range of records, where it lies in them; how many they are.

@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-use super::reader::{inside, within};
+use super::reader::{found, inside};
+use crate::data::identity::join;
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
 
@@ -65,14 +66,19 @@ impl<S: Source> Source for Slice<S> {
     }
 
     fn get(&self, index: u64, random: &mut Random) -> Result<S::Sample> {
-        let index = within(index, self.len())?;
-        match self.number(index) {
-            Some(number) => self.inner.get(number, random),
-            None => Err(Error::data("it is not in the slice")),
-        }
+        self.inner.get(found(self.number(index), self.len())?, random)
     }
 
     fn origin(&self, index: u64) -> Origin {
         self.number(index).map_or_else(|| Origin::record(index), |number| self.inner.origin(number))
+    }
+
+    fn order(&self) -> u64 {
+        let inner = self.inner.order();
+        match &self.chosen {
+            // Where it ends says their number.
+            Chosen::Range(range) => join(inner, range.start),
+            Chosen::List(records) => records.iter().fold(inner, |list, record| join(list, *record)),
+        }
     }
 }

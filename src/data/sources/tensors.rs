@@ -27,7 +27,7 @@ const LONGEST: u64 = 100_000_000;
 /// let file = Safetensors::open(&path)?;
 /// let digits = Zip::of(file.tensor("x")?, file.tensor("y")?)?;
 /// let (image, label) = digits.get(1, &mut Random::of_sample(0, 0, 0))?;
-/// assert_eq!((image.shape(), label.bytes()[0]), (&[2][..], 9));
+/// assert_eq!((image.numbers::<f32>()?, label.numbers::<i64>()?), (vec![2.0, 4.0], vec![9]));
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Debug)]
@@ -91,6 +91,7 @@ impl Safetensors {
             .ok_or_else(|| self.reader.broken(format!("`{name}` has the dtype {:?}", info.dtype)))?;
         let shape: Result<Vec<i64>, _> = info.shape.iter().map(|size| i64::try_from(*size)).collect();
         let shape = shape.map_err(|_| self.reader.broken(format!("`{name}` is too long")))?;
-        ArrayFile::new(self.reader.clone(), kind, &shape, self.start + info.data_offsets.0 as u64)
+        let start = self.start + info.data_offsets.0 as u64;
+        Ok(ArrayFile::new(self.reader.clone(), kind, &shape, start)?.named(name))
     }
 }

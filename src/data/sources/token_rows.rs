@@ -1,5 +1,6 @@
 use super::reader::{reserved, within};
 use super::tokens::{Token, Tokens};
+use crate::data::identity::join;
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
 
@@ -55,6 +56,10 @@ impl<T: Token> Source for TokenRows<T> {
     fn origin(&self, index: u64) -> Origin {
         self.tokens.origin(index, index.saturating_mul(self.stride))
     }
+
+    fn order(&self) -> u64 {
+        [self.length, self.stride].into_iter().fold(self.tokens.order(), join)
+    }
 }
 
 /// What language models are trained on: a sample is a context and the tokens one later, both of
@@ -99,5 +104,9 @@ impl<T: Token> Source for NextToken<T> {
 
     fn origin(&self, index: u64) -> Origin {
         self.0.origin(index)
+    }
+
+    fn order(&self) -> u64 {
+        self.0.order()
     }
 }

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 use super::reader::{Reader, inside, reserved, room};
 use super::token_rows::{NextToken, TokenRows};
 use crate::data::Origin;
+use crate::data::identity::join;
 use crate::error::{Error, Result};
 
 mod sealed {
@@ -75,6 +76,9 @@ pub struct Tokens<T> {
     len: u64,
     vocabulary: Option<u64>,
 }
+
+/// Tokens that [`Tokens::read`] takes at once, so that its thread keeps no more bytes than these have.
+const BLOCK: u64 = 64 << 10;
 
 #[derive(Clone, Debug)]
 enum Store<T> {
@@ -200,9 +204,40 @@ impl<T: Token> Tokens<T> {
         NextToken::new(self, context)
     }
 
+    /// Some of the tokens, by their numbers, as the ids that a record has of them.
+    ///
+    /// *Cost*: 8 bytes per token, and a buffer of the thread's.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a range beyond the tokens; as of a record, with the file and the byte
+    /// where the range begins, where it was cut or has an id that is not in the vocabulary.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<i64>> {
+        let count = inside("Tokens::read", &range, self.len)?;
+        // More than can be counted is more than there is memory for.
+        let mut ids = reserved(usize::try_from(count).unwrap_or(usize::MAX))?;
+        let place = || Origin { record: None, ..self.origin(0, range.start) };
+        let mut first = range.start;
+        while first < range.end {
+            let some = (range.end - first).min(BLOCK);
+            self.append(first, some as usize, &mut ids).map_err(|error| match error.is_of_record() {
+                true => error.at_record(place),
+                false => error,
+            })?;
+            first += some;
+        }
+        Ok(ids)
+    }
+
     /// The ids of tokens that lie in here.
     pub(super) fn ids(&self, first: u64, count: usize) -> Result<Vec<i64>> {
         let mut ids = reserved(count)?;
+        self.append(first, count, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Appends ids to a list that has room for them.
+    fn append(&self, first: u64, count: usize, ids: &mut Vec<i64>) -> Result<()> {
+        let before = ids.len();
         match &self.store {
             Store::Memory(tokens) => {
                 let from = (self.first + first) as usize;
@@ -213,13 +248,12 @@ impl<T: Token> Tokens<T> {
                 let offset = self.offset(first).unwrap_or_default();
                 with_scratch(count * T::WIDTH as usize, |bytes| {
                     reader.read(offset, bytes)?;
-                    T::ids(bytes, &mut ids);
+                    T::ids(bytes, ids);
                     Ok(())
                 })?;
             }
         }
-        self.check(&ids, first)?;
-        Ok(ids)
+        self.check(ids.get(before..).unwrap_or_default(), first)
     }
 
     fn check(&self, ids: &[i64], first: u64) -> Result<()> {
@@ -252,6 +286,15 @@ impl<T: Token> Tokens<T> {
             Store::File { reader, .. } => reader.origin(record, self.offset(first).unwrap_or_default()),
             Store::Memory(_) => Origin::record(record),
         }
+    }
+
+    /// A number of what the tokens' numbers stand for.
+    pub(super) fn order(&self) -> u64 {
+        let (file, header) = match &self.store {
+            Store::File { reader, header } => (reader.order(), *header),
+            Store::Memory(_) => (0, 0),
+        };
+        [T::WIDTH, header, self.first].into_iter().fold(file, join)
     }
 
     /// There are too few tokens for a row.

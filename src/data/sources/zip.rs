@@ -1,3 +1,4 @@
+use crate::data::identity::join;
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
 
@@ -41,5 +42,9 @@ impl<A: Source, B: Source> Source for Zip<A, B> {
 
     fn origin(&self, index: u64) -> Origin {
         self.first.origin(index)
+    }
+
+    fn order(&self) -> u64 {
+        join(self.first.order(), self.second.order())
     }
 }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use tch::{Device, Tensor};
 
 use super::*;
-use crate::data::Loader;
 use crate::data::bad::{Bad, BadRecords};
 use crate::data::deliver::{Deliver, Done, Next};
+use crate::data::feed::Deal;
+use crate::data::{Loader, Tail};
 
 /// Batches of an epoch, each of its own number; batch 1 comes after an error.
 const BATCHES: u64 = 4;
@@ -112,8 +113,9 @@ impl Mover<Tensor> for Fake {
 fn loader(ready: bool) -> (Fake, Loader<Tensor>) {
     let fake = Fake::default();
     let script = Script { next: Mutex::new(0), ready: AtomicBool::new(ready) };
+    let deal = Deal { batch: 1, shuffle: None, rank: 0, world: 1, tail: Tail::Keep };
     let bad = BadRecords::new(Bad::Tell, 0, 1);
-    (fake.clone(), Loader::over(Arc::new(script), 0, bad, Some(Box::new(fake))))
+    (fake.clone(), Loader::over(Arc::new(script), deal, 0, bad, Some(Box::new(fake))))
 }
 
 /// What is given next, where the loader then is, and what the device did for it.

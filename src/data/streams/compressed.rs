@@ -65,7 +65,7 @@ pub(super) fn decoded(
         Compression::None => read,
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(read)),
         Compression::Zstd => {
-            let mut decoder = zstd::stream::read::Decoder::new(Source { read, failed: false })?;
+            let mut decoder = zstd::stream::read::Decoder::new(Encoded { read, failed: false })?;
             decoder.window_log_max(window)?;
             Box::new(Zstd(decoder))
         }
@@ -73,7 +73,7 @@ pub(super) fn decoded(
 }
 
 /// Says what helps against a window that is too large.
-struct Zstd(zstd::stream::read::Decoder<'static, BufReader<Source>>);
+struct Zstd(zstd::stream::read::Decoder<'static, BufReader<Encoded>>);
 
 /// What zstd calls such a window.
 const WIDE: &str = "Frame requires too much memory";
@@ -91,12 +91,12 @@ impl Read for Zstd {
 }
 
 /// Remembers whether an error is its own, and not the decoder's.
-struct Source {
+struct Encoded {
     read: Box<dyn Read + Send>,
     failed: bool,
 }
 
-impl Read for Source {
+impl Read for Encoded {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.read.read(into);
         self.failed = read.is_err();

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use super::course::Course;
-use super::inputs::{Inputs, Records};
-use super::reader::reader;
+use super::inputs::{Format, Inputs};
+use super::interface::interface;
 use super::row::Row;
-use super::rows::{Header, Rows, Width};
+use super::table::{FirstRow, Table, Width};
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
 use crate::step::Mark;
@@ -41,44 +41,44 @@ use crate::step::Mark;
 /// ```
 pub struct Csv {
     course: Course,
-    rows: Rows,
+    table: Table,
 }
 
-reader!(Csv);
+interface!(Csv);
 
 impl Csv {
     fn new(inputs: Inputs) -> Self {
-        Self { course: Course::new(inputs), rows: Rows::new() }
+        Self { course: Course::new(inputs), table: Table::new() }
     }
 
     /// The first row is a record like the others.
     pub fn no_header(mut self) -> Self {
-        self.rows.header = Header::None;
+        self.table.first_row = FirstRow::Record;
         self
     }
 
     /// What stands between fields; a comma unless set. A quote or a newline, which cannot, is
     /// [`Error::Config`] when an epoch begins.
     pub fn delimiter(mut self, byte: u8) -> Self {
-        self.rows.delimiter = byte;
+        self.table.delimiter = byte;
         self
     }
 
     /// Rows may have any number of fields.
     pub fn flexible(mut self) -> Self {
-        self.rows.width = Width::Any;
+        self.table.width = Width::Any;
         self
     }
 
     /// The most bytes of a row, with its quotes and one byte of its end; 16 MiB unless set. Empty
     /// lines before it do not count.
     pub fn max_row(mut self, bytes: u64) -> Self {
-        self.rows.most = bytes;
+        self.table.most = bytes;
         self
     }
 
     fn check(&self) -> Result<()> {
-        match self.rows.delimiter {
+        match self.table.delimiter {
             byte @ (b'"' | b'\n' | b'\r') => {
                 let problem = format!("{:?}; any byte but a quote and the ends of lines", char::from(byte));
                 Err(Error::config("Csv::delimiter", problem))
@@ -87,30 +87,30 @@ impl Csv {
         }
     }
 
-    /// Reads a row into `self.rows`, and says where it begins.
+    /// Reads a row into `self.table`, and says where it begins.
     fn advance(&mut self) -> Option<Result<u64>> {
         loop {
             if self.course.failed() {
                 return None;
             }
-            if !self.rows.is_open()
-                && let Err(error) = self.course.open(0, |input| self.rows.open(input, 0))?
+            if !self.table.is_open()
+                && let Err(error) = self.course.open(0, |input| self.table.open(input, 0))?
             {
                 return Some(Err(error));
             }
-            match self.rows.next() {
-                Ok(true) => return Some(Ok(self.rows.start())),
+            match self.table.next() {
+                Ok(true) => return Some(Ok(self.table.start())),
                 Ok(false) => {
-                    self.rows.close();
+                    self.table.close();
                     self.course.leave();
                 }
-                Err(error) => return Some(Err(self.course.fail(self.rows.start(), error))),
+                Err(error) => return Some(Err(self.course.fail(self.table.start(), error))),
             }
         }
     }
 
     fn record(&mut self, origin: Origin) -> Result<(Row, Origin)> {
-        let Rows { row, width, names, fields, .. } = &mut self.rows;
+        let Table { row, width, names, fields, .. } = &mut self.table;
         let (found, wanted) = (row.len(), *fields.get_or_insert(row.len()));
         if *width == Width::Equal && found != wanted {
             let problem = format!("{found} fields where {wanted} are expected");
@@ -125,9 +125,9 @@ impl Stream for Csv {
 
     fn begin(&mut self, epoch: u64, from: Option<Mark>) -> Result<()> {
         self.check()?;
-        self.rows.close();
+        self.table.close();
         let offset = self.course.begin(epoch, from)?;
-        self.course.open(offset, |input| self.rows.open(input, offset)).unwrap_or(Ok(()))
+        self.course.open(offset, |input| self.table.open(input, offset)).unwrap_or(Ok(()))
     }
 
     fn next(&mut self) -> Option<Result<(Row, Origin)>> {
@@ -143,14 +143,14 @@ impl Stream for Csv {
         let found = self.advance().transpose()?.is_some();
         if found {
             // The first row of a file says how many fields the others have.
-            self.rows.fields.get_or_insert(self.rows.row.len());
+            self.table.fields.get_or_insert(self.table.row.len());
             self.course.count();
         }
         Ok(found)
     }
 
     fn mark(&self) -> Option<Mark> {
-        Some(self.course.mark(self.rows.offset()))
+        Some(self.course.mark(self.table.offset()))
     }
 
     fn interrupt(&self) -> Interrupt {
@@ -158,7 +158,7 @@ impl Stream for Csv {
     }
 
     fn order(&self) -> u64 {
-        let header = u64::from(self.rows.header == Header::None);
-        self.course.inputs.identity(Records::Rows, u64::from(self.rows.delimiter) << 8 | header)
+        let header = u64::from(self.table.first_row == FirstRow::Record);
+        self.course.inputs.identity(Format::Rows, u64::from(self.table.delimiter) << 8 | header)
     }
 }

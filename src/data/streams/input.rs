@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use super::compressed::{Compression, decoded, sniffed};
-use crate::sys::file::drop_cached;
-use crate::sys::pipe::{Waiting, Wake};
+use crate::data::cached::Cached;
+use crate::sys::pipe::{Wake, WakingRead};
 
 /// Settings of how files are read.
 #[derive(Clone, Copy, Debug)]
@@ -20,17 +20,17 @@ pub(super) struct Reading {
 
 /// Bytes of a file, a pipe or a reader.
 pub(super) struct Input {
-    from: From,
+    content: Content,
     wake: Arc<Wake>,
     /// Of the byte that is handed out next.
     offset: u64,
     /// What was handed out since `keep`.
     kept: Option<Vec<u8>>,
-    /// Comes before what `from` has.
+    /// Comes before what `content` has.
     again: Cursor<Vec<u8>>,
 }
 
-enum From {
+enum Content {
     Plain(Sequential),
     /// Its first bytes, which may have to be waited for, will tell how it is compressed.
     Unknown(Option<Box<dyn Read + Send>>, Reading),
@@ -42,31 +42,31 @@ impl Input {
     pub(super) fn of_file(file: File, length: u64, reading: Reading, wake: &Arc<Wake>) -> io::Result<Self> {
         let mut head = [0; 4];
         let len = file.read_at(&mut head, 0)?;
-        let file = Sequential { file, length, position: 0, behind: reading.behind, dropped: 0 };
-        let from = match Compression::of(head.get(..len).unwrap_or_default()) {
-            Compression::None => From::Plain(file),
-            compression => From::Other(decoded(Box::new(file), compression, reading.window)?),
+        let file = Sequential { file, length, position: 0, behind: reading.behind.map(Cached::new) };
+        let content = match Compression::of(head.get(..len).unwrap_or_default()) {
+            Compression::None => Content::Plain(file),
+            compression => Content::Other(decoded(Box::new(file), compression, reading.window)?),
         };
-        Ok(Self::new(from, wake))
+        Ok(Self::new(content, wake))
     }
 
     /// Of a pipe or the like.
     pub(super) fn of_pipe(file: File, reading: Reading, wake: &Arc<Wake>) -> io::Result<Self> {
-        Ok(Self::of_reader(Box::new(Waiting::new(file, wake)?), reading, wake))
+        Ok(Self::of_reader(Box::new(WakingRead::new(file, wake)?), reading, wake))
     }
 
     /// Of anything.
     pub(super) fn of_reader(read: Box<dyn Read + Send>, reading: Reading, wake: &Arc<Wake>) -> Self {
-        Self::new(From::Unknown(Some(read), reading), wake)
+        Self::new(Content::Unknown(Some(read), reading), wake)
     }
 
-    fn new(from: From, wake: &Arc<Wake>) -> Self {
-        Self { from, wake: wake.clone(), offset: 0, kept: None, again: Cursor::default() }
+    fn new(content: Content, wake: &Arc<Wake>) -> Self {
+        Self { content, wake: wake.clone(), offset: 0, kept: None, again: Cursor::default() }
     }
 
     /// Keeps what is handed out from now on, for a way back.
     pub(super) fn keep(&mut self) {
-        if !matches!(self.from, From::Plain(_)) {
+        if !matches!(self.content, Content::Plain(_)) {
             self.kept = Some(Vec::new());
         }
     }
@@ -75,7 +75,7 @@ impl Input {
     /// kept.
     pub(super) fn go_to(&mut self, offset: u64) -> io::Result<()> {
         let kept = self.kept.take().unwrap_or_default();
-        if let From::Plain(file) = &mut self.from {
+        if let Content::Plain(file) = &mut self.content {
             file.go_to(offset)?;
             self.offset = offset;
             return Ok(());
@@ -137,7 +137,7 @@ impl Read for Input {
         self.wake.check()?;
         let mut len = self.again.read(into)?;
         if len == 0 {
-            len = self.from.read(into)?;
+            len = self.content.read(into)?;
         }
         // A reader of the user's may say anything.
         let read = into.get(..len).ok_or_else(|| io::Error::other("more bytes read than asked for"))?;
@@ -149,7 +149,7 @@ impl Read for Input {
     }
 }
 
-impl Read for From {
+impl Read for Content {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if let Self::Unknown(read, reading) = self {
             let read = read.take().ok_or_else(|| io::Error::other("the first read failed"))?;
@@ -169,16 +169,9 @@ struct Sequential {
     /// When it was opened.
     length: u64,
     position: u64,
-    behind: Option<u64>,
-    /// Pages up to here were dropped.
-    dropped: u64,
+    /// Where the page cache is to be kept small.
+    behind: Option<Cached>,
 }
-
-/// Largest page there is; what is dropped ends on one.
-const PAGE: u64 = 64 << 10;
-/// The page cache keeps several pages as one, which goes only as a whole: the part to drop reaches
-/// back over more than the largest.
-const FOLIO: u64 = 4 << 20;
 
 impl Sequential {
     fn go_to(&mut self, offset: u64) -> io::Result<()> {
@@ -186,20 +179,16 @@ impl Sequential {
         if offset > end {
             return Err(beyond(offset, end));
         }
-        self.file.seek(SeekFrom::Start(offset))?;
-        (self.position, self.dropped) = (offset, offset - offset % PAGE);
+        // What lies between is not read, and others may want it.
+        self.drop_rest();
+        self.position = self.file.seek(SeekFrom::Start(offset))?;
         Ok(())
     }
 
-    fn drop_to(&mut self, end: u64) {
-        let from = self.dropped.saturating_sub(FOLIO);
-        if end == from {
-            return;
+    fn drop_rest(&self) {
+        if let Some(part) = self.behind.as_ref().and_then(Cached::rest) {
+            part.drop_from(&self.file);
         }
-        // No length is up to the file's end.
-        let len = if end < self.length { end - from } else { 0 };
-        drop_cached(&self.file, from, len);
-        self.dropped = end;
     }
 }
 
@@ -211,19 +200,52 @@ impl Read for Sequential {
             let problem = format!("the file ends at byte {now}, it had {before} bytes when it was opened");
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem));
         }
-        self.position += len as u64;
-        let read = self.position - self.position % PAGE;
-        if self.behind.is_some_and(|behind| read - self.dropped >= behind.max(PAGE)) {
-            self.drop_to(read);
+        if let Some(part) = self.behind.as_ref().and_then(|cached| cached.add(self.position, len as u64)) {
+            part.drop_from(&self.file);
         }
+        self.position += len as u64;
         Ok(len)
     }
 }
 
 impl Drop for Sequential {
     fn drop(&mut self) {
-        if self.behind.is_some() {
-            self.drop_to(self.position);
+        self.drop_rest();
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::sys::file::is_memory;
+    use crate::sys::mapping::cached;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A header is read before a position is gone to.
+    #[test]
+    fn what_a_seek_passes_over_stays_in_the_page_cache() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut file, &vec![7; 20 * MIB as usize]).unwrap();
+        // Pages that are not on the disk yet are not dropped.
+        file.as_file().sync_all().unwrap();
+        let all = cached(file.as_file());
+        if is_memory(file.as_file()) || all < 20 * MIB {
+            eprintln!("skipped: the temporary folder is in memory, or nothing of it is cached");
+            return;
         }
+        let reading = Reading { behind: Some(MIB), window: 23 };
+        let mut input = Input::of_file(file.reopen().unwrap(), 20 * MIB, reading, &Arc::default()).unwrap();
+        let mut bytes = vec![0; MIB as usize];
+        input.read_exact(&mut bytes[..100 << 10]).unwrap();
+        input.go_to(16 * MIB).unwrap();
+        for _ in 0..4 {
+            input.read_exact(&mut bytes).unwrap();
+        }
+        drop(input);
+        let left = cached(file.as_file());
+        // Before what is read it reaches back over 4 MiB; all behind it goes.
+        assert!(left >= 11 * MIB, "{left} of {all}");
+        assert!(left <= 16 * MIB, "{left} of {all}");
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tch::Device;
 
 use super::input::{Input, Reading};
+use crate::data::identity::{join, of_files};
 use crate::data::order::Order;
 use crate::data::random::mix;
 use crate::data::{Interrupt, Origin};
@@ -18,7 +19,7 @@ use crate::sys::pipe::{self, Wake};
 
 /// Where bytes come from.
 pub(super) struct Inputs {
-    from: From,
+    from: Supply,
     pub(super) shuffle: Option<u64>,
     pub(super) reading: Reading,
     order: Order,
@@ -27,7 +28,7 @@ pub(super) struct Inputs {
 
 /// What the records of a stream are.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Records {
+pub(super) enum Format {
     Lines = 1,
     Rows,
 }
@@ -35,33 +36,33 @@ pub(super) enum Records {
 /// Logarithms of the windows that zstd may be let have.
 const WINDOWS: RangeInclusive<u32> = 10..=31;
 
-type Reader = Box<dyn Read + Send>;
-type Reopen = dyn FnMut() -> io::Result<Reader> + Send;
+type Opened = Box<dyn Read + Send>;
+type Reopen = dyn FnMut() -> io::Result<Opened> + Send;
 
-enum From {
+enum Supply {
     /// With the bytes each had when it was opened last.
     Paths(Vec<(Arc<Path>, Option<u64>)>),
     With(Box<Reopen>),
-    Reader(Option<Reader>),
+    Reader(Option<Opened>),
     Pipe(Option<OwnedFd>),
 }
 
 impl Inputs {
-    fn new(from: From) -> Self {
+    fn new(from: Supply) -> Self {
         let reading = Reading { behind: None, window: 23 };
         Self { from, shuffle: None, reading, order: Order::sequential(0), wake: Arc::default() }
     }
 
     pub(super) fn of_files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
-        Self::new(From::Paths(paths.into_iter().map(|path| (path.into().into(), None)).collect()))
+        Self::new(Supply::Paths(paths.into_iter().map(|path| (path.into().into(), None)).collect()))
     }
 
     pub(super) fn of_reader(read: impl Read + Send + 'static) -> Self {
-        Self::new(From::Reader(Some(Box::new(read))))
+        Self::new(Supply::Reader(Some(Box::new(read))))
     }
 
     pub(super) fn of_pipe(pipe: impl Into<OwnedFd>) -> Self {
-        Self::new(From::Pipe(Some(pipe.into())))
+        Self::new(Supply::Pipe(Some(pipe.into())))
     }
 
     pub(super) fn stdin() -> Result<Self> {
@@ -70,14 +71,14 @@ impl Inputs {
         Ok(Self::of_pipe(io::stdin().as_fd().try_clone_to_owned().map_err(io)?))
     }
 
-    pub(super) fn with(open: impl FnMut() -> io::Result<Reader> + Send + 'static) -> Self {
-        Self::new(From::With(Box::new(open)))
+    pub(super) fn with(open: impl FnMut() -> io::Result<Opened> + Send + 'static) -> Self {
+        Self::new(Supply::With(Box::new(open)))
     }
 
     /// Files of an epoch.
     pub(super) fn count(&self) -> u64 {
         match &self.from {
-            From::Paths(paths) => paths.len() as u64,
+            Supply::Paths(paths) => paths.len() as u64,
             _ => 1,
         }
     }
@@ -89,7 +90,7 @@ impl Inputs {
             let problem = format!("2 to the {}; from {least} to {most}", self.reading.window);
             return Err(Error::config("zstd_window", problem));
         }
-        if matches!(&self.from, From::Reader(None) | From::Pipe(None)) {
+        if matches!(&self.from, Supply::Reader(None) | Supply::Pipe(None)) {
             return Err(Error::CallOrder {
                 call: "Loader::next or Loader::seek",
                 state: "after a stream was begun that can be read only once".to_owned(),
@@ -105,7 +106,7 @@ impl Inputs {
 
     /// The file of this number in the epoch's order.
     pub(super) fn path(&self, number: u64) -> Option<Arc<Path>> {
-        let From::Paths(paths) = &self.from else { return None };
+        let Supply::Paths(paths) = &self.from else { return None };
         Some(paths.get(self.order.at(number)? as usize)?.0.clone())
     }
 
@@ -113,19 +114,19 @@ impl Inputs {
     pub(super) fn open(&mut self, number: u64) -> Result<Input> {
         let path = self.path(number);
         let opened = match &mut self.from {
-            From::Paths(paths) => {
+            Supply::Paths(paths) => {
                 let at = self.order.at(number).and_then(|at| usize::try_from(at).ok());
                 match at.and_then(|at| paths.get_mut(at)) {
                     Some((path, length)) => open(path, length, self.reading, &self.wake),
                     None => Err(io::ErrorKind::NotFound.into()),
                 }
             }
-            From::With(open) => open().map(|read| Input::of_reader(read, self.reading, &self.wake)),
-            From::Reader(read) => {
+            Supply::With(open) => open().map(|read| Input::of_reader(read, self.reading, &self.wake)),
+            Supply::Reader(read) => {
                 let read = read.take().ok_or_else(|| io::ErrorKind::NotFound.into());
                 read.map(|read| Input::of_reader(read, self.reading, &self.wake))
             }
-            From::Pipe(pipe) => {
+            Supply::Pipe(pipe) => {
                 let pipe = pipe.take().ok_or_else(|| io::ErrorKind::NotFound.into());
                 pipe.and_then(|pipe| Input::of_pipe(File::from(pipe), self.reading, &self.wake))
             }
@@ -146,40 +147,22 @@ impl Inputs {
 
     pub(super) fn interrupt(&self) -> Interrupt {
         match &self.from {
-            From::Paths(_) | From::Pipe(_) => {
+            Supply::Paths(_) | Supply::Pipe(_) => {
                 let wake = self.wake.clone();
                 Interrupt::With(Arc::new(move || wake.wake()))
             }
-            From::With(_) | From::Reader(_) => Interrupt::Impossible,
+            Supply::With(_) | Supply::Reader(_) => Interrupt::Impossible,
         }
     }
 
     /// A number of how the files are cut, of their names below the folder that holds them all, and of
     /// their order.
-    pub(super) fn identity(&self, records: Records, settings: u64) -> u64 {
+    pub(super) fn identity(&self, format: Format, settings: u64) -> u64 {
         let seed = self.shuffle.map_or(0, |seed| mix(seed.wrapping_add(3)) | 1);
-        let cut = mix(seed ^ mix(settings << 8 | records as u64));
-        let From::Paths(paths) = &self.from else { return cut };
-        let above = folders_of_all(paths.iter().map(|(path, _)| &**path));
-        paths.iter().fold(cut, |hash, (path, _)| mix(hash.wrapping_add(name(path, above))))
+        let cut = mix(seed ^ mix(settings << 8 | format as u64));
+        let Supply::Paths(paths) = &self.from else { return cut };
+        join(cut, of_files(paths.iter().map(|(path, _)| &**path)))
     }
-}
-
-/// How many of a path's components are the folder that holds all of the paths.
-fn folders_of_all<'a>(paths: impl Iterator<Item = &'a Path>) -> usize {
-    let mut folders = paths.map(|path| path.parent().unwrap_or(path).components());
-    let first: Vec<_> = folders.next().into_iter().flatten().collect();
-    folders.fold(first.len(), |all, folder| {
-        first.iter().take(all).zip(folder).take_while(|(one, other)| **one == *other).count()
-    })
-}
-
-/// A number of a path without its first components.
-fn name(path: &Path, above: usize) -> u64 {
-    path.components().skip(above).fold(0, |hash, part| {
-        let bytes = part.as_os_str().as_encoded_bytes().iter();
-        bytes.fold(mix(hash ^ 257), |hash, byte| mix(hash ^ (u64::from(*byte) + 1)))
-    })
 }
 
 fn named(path: Option<Arc<Path>>) -> PathBuf {

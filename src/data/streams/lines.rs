@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use super::course::Course;
-use super::inputs::{Inputs, Records};
+use super::inputs::{Format, Inputs};
+use super::interface::interface;
 use super::line::Line;
-use super::reader::reader;
-use super::split::{Cut, Splitter};
+use super::split::{Cut, Keep, Splitter};
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
 use crate::step::Mark;
@@ -23,8 +23,9 @@ use crate::step::Mark;
 /// never more than [`max_line`](Lines::max_line) of them; each record has its bytes + 16. Compressed
 /// files add their window: 32 KiB for gzip, up to 8 MiB for zstd.
 ///
-/// *Limits*: where memory for a line runs out, the epoch ends by [`Error::OutOfMemory`]. A mark of a plain file is gone to at once; compressed content, pipes and readers are read
-/// up to it. See `docs/data-streams.md`.
+/// *Limits*: where memory for a line runs out, the epoch ends by [`Error::OutOfMemory`]. A mark of a
+/// plain file is gone to at once; compressed content, pipes and readers are read up to it. See
+/// `docs/data-streams.md`.
 ///
 /// ```
 /// # fn main() -> memfit::Result<()> {
@@ -49,7 +50,7 @@ enum Empty {
     PassedOver,
 }
 
-reader!(Lines);
+interface!(Lines);
 
 impl Lines {
     fn new(inputs: Inputs) -> Self {
@@ -68,7 +69,7 @@ impl Lines {
         self
     }
 
-    fn cut(&mut self, keep: bool) -> Option<Result<Cut>> {
+    fn cut(&mut self, keep: Keep) -> Option<Result<Cut>> {
         loop {
             if self.course.failed() {
                 return None;
@@ -102,7 +103,7 @@ impl Stream for Lines {
     }
 
     fn next(&mut self) -> Option<Result<(Line, Origin)>> {
-        let cut = match self.cut(true)? {
+        let cut = match self.cut(Keep::Bytes)? {
             Ok(cut) => cut,
             Err(error) => return Some(Err(error)),
         };
@@ -118,7 +119,7 @@ impl Stream for Lines {
     }
 
     fn skip(&mut self) -> Result<bool> {
-        let cut = self.cut(false).transpose()?;
+        let cut = self.cut(Keep::Nothing).transpose()?;
         if cut.is_some() {
             self.course.count();
         }
@@ -134,6 +135,6 @@ impl Stream for Lines {
     }
 
     fn order(&self) -> u64 {
-        self.course.inputs.identity(Records::Lines, u64::from(self.empty == Empty::PassedOver))
+        self.course.inputs.identity(Format::Lines, u64::from(self.empty == Empty::PassedOver))
     }
 }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use crate::data::random::mix;
+use crate::data::identity::join;
 use crate::data::{Interrupt, Origin, Stream};
 use crate::error::{Error, Result};
 use crate::step::Mark;
@@ -89,7 +89,7 @@ impl<S: Stream> Stream for Part<S> {
 
     fn order(&self) -> u64 {
         let Range { start, end } = self.range;
-        mix(self.inner.order() ^ mix(start ^ mix(end)))
+        join(join(self.inner.order(), start), end)
     }
 
     fn interrupt(&self) -> Interrupt {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use csv::ByteRecord;
 
 use super::line::text;
+use crate::data::ends;
 use crate::error::{Error, Result};
 
 /// A row of a [`Csv`](super::Csv): fields without their quotes. A clone shares the bytes.
@@ -50,9 +51,7 @@ impl Row {
 
     /// The bytes of a field, by its number from 0.
     pub fn get(&self, field: usize) -> Option<&[u8]> {
-        let end = *self.0.ends.get(field)?;
-        let start = field.checked_sub(1).and_then(|before| self.0.ends.get(before)).copied().unwrap_or(0);
-        self.0.bytes.get(start..end)
+        self.0.bytes.get(ends::part(&self.0.ends, field)?)
     }
 
     /// The number of the field with this name, which a file's header gives.

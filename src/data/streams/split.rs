@@ -21,6 +21,13 @@ pub(super) struct Splitter {
     pub(super) most: usize,
 }
 
+/// Whether the bytes of a line are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    Bytes,
+    Nothing,
+}
+
 /// A line that was cut, without its end.
 #[derive(Debug)]
 pub(super) struct Cut {
@@ -85,8 +92,8 @@ impl Splitter {
         }
     }
 
-    /// Cuts the next line; `None` at the end. Where it is not kept, no byte is copied.
-    pub(super) fn next(&mut self, keep: bool) -> io::Result<Option<Cut>> {
+    /// Cuts the next line; `None` at the end. Where nothing is kept, no byte is copied.
+    pub(super) fn next(&mut self, keep: Keep) -> io::Result<Option<Cut>> {
         self.long.clear();
         self.long.shrink_to(KEPT);
         let (offset, mut len, mut last) = (self.offset, 0_u64, 0);
@@ -103,7 +110,7 @@ impl Splitter {
             len += piece.len() as u64;
             last = piece.last().copied().unwrap_or(last);
             // One byte more may be a carriage return.
-            if keep && !whole && len <= self.most as u64 + 1 {
+            if keep == Keep::Bytes && !whole && len <= self.most as u64 + 1 {
                 extend(&mut self.long, piece, self.most + 1)?;
             }
             let passed = piece.len() + usize::from(newline.is_some());

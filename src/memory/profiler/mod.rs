@@ -33,6 +33,7 @@ use crate::ffi::profiler as ffi;
 /// use memfit::memory::{Profiler, SortBy};
 /// use memfit::tch::{Device, Kind, Tensor};
 ///
+/// # let folder = tempfile::tempdir().unwrap();
 /// let a = Tensor::ones([256, 64], (Kind::Float, Device::Cpu));
 /// let profiling = Profiler::new().start()?;
 /// let product = a.matmul(&a.tr());
@@ -40,7 +41,7 @@ use crate::ffi::profiler as ffi;
 /// let mm = profile.operator("aten::mm").unwrap();
 /// assert_eq!((mm.calls, mm.total.memory), (1, 256 * 256 * 4));
 /// println!("{}", profile.table(SortBy::SelfMemory, 10));
-/// profile.save_trace(std::env::temp_dir().join("product.json"))?;
+/// profile.save_trace(folder.path().join("product.json"))?;
 /// # Ok::<(), memfit::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

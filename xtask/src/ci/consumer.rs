@@ -46,6 +46,8 @@ fn write_crate(context: &Context, folder: &Path) -> Result<()> {
 fn build_and_run(context: &Context, folder: &Path) -> Result<()> {
     let target = context.repo.target();
     let build = Invocation::cargo(folder).arg("build").env("CARGO_TARGET_DIR", &target);
+    // Another target's binaries lie in a folder of their own.
+    let build = build.env_remove("CARGO_BUILD_TARGET");
     match context.libtorch.variable() {
         Some(libtorch) => build.env("LIBTORCH", libtorch).run()?,
         None => build.run()?,

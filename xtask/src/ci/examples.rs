@@ -2,9 +2,13 @@
 
 use super::{Context, fitted, pictures, resumed};
 use crate::problem::Result;
+use crate::scratch::Scratch;
 
 /// An example that is not here runs without arguments.
 const SMALL: &[(&str, &[&str])] = &[("char_gpt", &["--steps", "3", "--small"])];
+
+/// It writes files into a folder that it is given.
+const OF_FOLDER: &str = "memory_timeline";
 
 /// It needs data that a machine without a network has not.
 const OF_DATA: &str = "digits";
@@ -22,8 +26,13 @@ pub fn run(context: &Context) -> Result<()> {
             pictures::run(context)?;
             continue;
         }
+        let scratch = Scratch::try_new("example")?;
         let cargo = context.cargo_with_features(&["run", "--quiet", "--example", name]);
-        cargo.arg("--").args(small(name)).run()?;
+        let cargo = cargo.arg("--").args(small(name));
+        match name.as_str() {
+            OF_FOLDER => cargo.arg(scratch.path()).run()?,
+            _ => cargo.run()?,
+        }
     }
     resumed::run(context)?;
     fitted::run(context)

@@ -54,7 +54,7 @@ pub fn ready(repo: &Repo) -> Result<Libtorch> {
     let libtorch = chosen(repo, |name| env::var_os(name));
     match &libtorch {
         Libtorch::PyTorch => preflight::installed_pytorch()?,
-        Libtorch::Named(path) => preflight::named_libtorch(path)?,
+        Libtorch::Named(path) => preflight::named_libtorch(path, |name| env::var_os(name))?,
         Libtorch::Provisioned(path) => provision(path)?,
     }
     Ok(libtorch)

@@ -146,6 +146,8 @@ mod tests {
     fn the_log_of_a_failing_command_is_kept() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo why >&2; exit 1"]);
+        // Else a shell has more to say on some machines.
+        command.env("LC_ALL", "C").env_remove("LD_PRELOAD");
         assert_eq!(watch(&mut command, || {}).unwrap(), Err("why\n".to_owned()));
     }
 }

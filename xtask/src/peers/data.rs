@@ -200,7 +200,7 @@ fn extra(mut side: Side) -> Result<Resident> {
     if before == Resident::default() {
         return Err(Problem::new("/proc has no smaps_rollup: the section data runs on Linux only"));
     }
-    let (ran, seen) = highest_while(process, || {
+    let (ran, seen) = highest_while(process, |_| {
         let start = Instant::now();
         while start.elapsed() < WATCHED {
             epoch(&mut side)?;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::ops::Add;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Between two looks: a look walks the process's page tables, which takes milliseconds.
@@ -51,22 +51,23 @@ pub struct Seen {
     pub looks: usize,
 }
 
-/// The highest of a process and those below it, while `body` runs.
-pub fn highest_while<R>(process: u32, body: impl FnOnce() -> R) -> (R, Seen) {
-    let done = AtomicBool::new(false);
+/// The highest of a process and those below it, while `body` runs; it can see how often it was looked.
+pub fn highest_while<R>(process: u32, body: impl FnOnce(&AtomicUsize) -> R) -> (R, Seen) {
+    let (done, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let looks = scope.spawn(|| {
-            let mut seen = Seen::default();
+            let mut highest = Resident::default();
             while !done.load(Ordering::Acquire) {
-                let highest = seen.highest.higher(Resident::of_tree(process));
-                seen = Seen { highest, looks: seen.looks + 1 };
+                highest = highest.higher(Resident::of_tree(process));
+                count.fetch_add(1, Ordering::Release);
                 std::thread::sleep(EVERY);
             }
-            seen
+            highest
         });
-        let result = body();
+        let result = body(&count);
         done.store(true, Ordering::Release);
-        (result, looks.join().unwrap_or_default())
+        let highest = looks.join().unwrap_or_default();
+        (result, Seen { highest, looks: count.load(Ordering::Acquire) })
     })
 }
 
@@ -114,6 +115,14 @@ mod tests {
         Command::new("sh").args(["-c", words]).stdin(input).stdout(output).spawn().unwrap()
     }
 
+    fn wait_until(done: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < until, "it never came");
+            std::thread::sleep(EVERY);
+        }
+    }
+
     #[test]
     fn a_tree_has_more_than_its_root() {
         if !Path::new("/proc/self/smaps_rollup").is_file() {
@@ -122,20 +131,19 @@ mod tests {
         }
         let mut root = tree();
         let id = root.id();
-        // The child is there a moment after its parent.
-        let until = Instant::now() + Duration::from_secs(10);
-        while children(id).is_empty() && Instant::now() < until {
-            std::thread::sleep(EVERY);
-        }
-        std::thread::sleep(EVERY * 10);
+        // Until it has begun its own program, the child is its parent's copy.
+        let begun = |child: &u32| {
+            fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|name| name.trim() == "sleep")
+        };
+        wait_until(|| children(id).iter().any(begun));
         let own = parse(&fs::read_to_string(format!("/proc/{id}/smaps_rollup")).unwrap());
-        let ((), seen) = highest_while(id, || std::thread::sleep(EVERY * 10));
+        let ((), seen) = highest_while(id, |looks| wait_until(|| looks.load(Ordering::Acquire) > 2));
         let below: Vec<_> = children(id).into_iter().map(Resident::of_tree).collect();
         root.wait().unwrap();
         assert_eq!(below.len(), 1);
         assert!(below[0].kept > 0 && own.kept > 0, "{below:?} {own:?}");
         assert!(seen.highest.kept >= own.kept + below[0].kept / 2, "{seen:?} {own:?} {below:?}");
-        assert!(seen.looks > 1);
+        assert!(seen.looks > 2);
         assert_eq!(Resident::of_tree(id), Resident::default(), "one that ended has nothing");
     }
 }

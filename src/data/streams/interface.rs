@@ -1,7 +1,7 @@
 //! How a reader of records is made and what of its input can be set: the same for all of them.
 
 /// For a reader with `new(inputs)` and a field `course`.
-macro_rules! reader {
+macro_rules! interface {
     ($Reader:ident) => {
         impl $Reader {
             /// Of a file, or of a named pipe, which each epoch opens anew.
@@ -73,4 +73,4 @@ macro_rules! reader {
     };
 }
 
-pub(super) use reader;
+pub(super) use interface;

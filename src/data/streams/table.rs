@@ -10,9 +10,9 @@ use super::pieces::Pieces;
 use super::row::Names;
 
 /// Rows of one input.
-pub(super) struct Rows {
+pub(super) struct Table {
     reader: Option<csv::Reader<Pieces>>,
-    pub(super) header: Header,
+    pub(super) first_row: FirstRow,
     pub(super) width: Width,
     pub(super) delimiter: u8,
     /// The most bytes of a row.
@@ -26,9 +26,9 @@ pub(super) struct Rows {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Header {
-    FirstRow,
-    None,
+pub(super) enum FirstRow {
+    Names,
+    Record,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +42,11 @@ const PIECE: usize = 16 << 10;
 /// A row's room that is kept for the next one.
 const KEPT: usize = 1 << 20;
 
-impl Rows {
+impl Table {
     pub(super) fn new() -> Self {
         Self {
             reader: None,
-            header: Header::FirstRow,
+            first_row: FirstRow::Names,
             width: Width::Equal,
             delimiter: b',',
             most: 16 << 20,
@@ -79,9 +79,9 @@ impl Rows {
     /// Begins an input at an offset where a row begins; the header is read first.
     pub(super) fn open(&mut self, mut input: Input, offset: u64) -> io::Result<()> {
         self.close();
-        let first = match self.header {
-            Header::FirstRow => true,
-            Header::None => offset > 0 && self.width == Width::Equal,
+        let first = match self.first_row {
+            FirstRow::Names => true,
+            FirstRow::Record => offset > 0 && self.width == Width::Equal,
         };
         if first {
             if offset > 0 {
@@ -90,7 +90,7 @@ impl Rows {
             self.reader = Some(self.over(input, 0));
             if self.next()? {
                 self.fields = Some(self.row.len());
-                if self.header == Header::FirstRow {
+                if self.first_row == FirstRow::Names {
                     self.names = Some(Arc::new(Names::new(&self.row)));
                 }
             }
