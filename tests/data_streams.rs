@@ -1148,8 +1148,8 @@ impl Stream for Failing {
 fn a_stream_that_cannot_skip_tells_every_rank_how_it_ends() {
     let _guard = support::serial();
     for (rank, wanted) in [(0, vec![0, 4]), (1, vec![1, 3])] {
-        let loader = Loader::stream(Failing(0)).map(|number, _| Ok(number)).rank(rank, 2).pass_over(9);
-        let (mut ids, error) = until_error(loader.build().unwrap());
+        let loader = Loader::stream(Failing(0)).map(|number, _| Ok(number)).rank(rank, 2);
+        let (mut ids, error) = until_error(loader.batch(3).pass_over(9).build().unwrap());
         ids.sort_unstable();
         assert_eq!(ids, wanted);
         io_error(error, "reading", Path::new("it"), "gone");
