@@ -101,3 +101,6 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         self.round.fetch_add(1, Ordering::AcqRel);
     }
 }
+
+#[cfg(test)]
+mod tests;
