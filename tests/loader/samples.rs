@@ -23,7 +23,7 @@ fn samples_of_tuples_arrays_and_lists_become_tensors() {
     let _serial = serial();
     use memfit::data::Array;
     let loader = Loader::new(numbers(5)).map(|n, _| {
-        let array = Array::from_vec(vec![2, 2], &[n as f32, 1.0, 2.0, 3.0])?;
+        let array = Array::from_vec(vec![2, 2], [n as f32, 1.0, 2.0, 3.0])?;
         Ok((array, vec![n, n + 1], [n as u8; 3], n % 2 == 0))
     });
     let mut loader = loader.batch(5).workers(2).build().unwrap();
@@ -45,7 +45,7 @@ fn half_precision_numbers_keep_their_own_dtype() {
     use half::{bf16, f16};
     let loader = Loader::new(numbers(2)).map(|n, _| {
         let x = n as f32 + 0.5;
-        let array = memfit::data::Array::from_vec(vec![1], &[bf16::from_f32(x)])?;
+        let array = memfit::data::Array::from_vec(vec![1], [bf16::from_f32(x)])?;
         Ok((f16::from_f32(x), bf16::from_f32(x), vec![bf16::from_f32(x); 2], array))
     });
     let batch = loader.batch(2).build().unwrap().next().unwrap().unwrap().batch;
