@@ -1,4 +1,4 @@
-//! A batch in front that ran out of memory, while it tries again.
+//! What is alive of a batch in the making: while the one in front tries again, and when it is given.
 
 use memfit::data::{Buffers, Collate};
 
@@ -19,7 +19,11 @@ struct Numbered {
 
 impl Drop for Numbered {
     fn drop(&mut self) {
-        self.dropped.iter().for_each(|gate| gate.add());
+        if let Some(dropped) = &self.dropped {
+            // Whoever does not wait for it is past by then.
+            std::thread::sleep(Duration::from_millis(20));
+            dropped.add();
+        }
     }
 }
 
@@ -103,4 +107,15 @@ fn nothing_new_is_begun_while_a_batch_tries_again() {
     let all: Vec<u64> = loader.flat_map(|batch| ints(&batch.unwrap())).collect();
     assert_eq!(all, (0..20).collect::<Vec<_>>());
     assert_eq!(begun_ahead.load(Ordering::SeqCst), 0);
+}
+
+/// Its memory would else be alive beside that of the batches which follow it.
+#[test]
+fn a_batch_is_given_once_nothing_else_holds_what_it_was_made_of() {
+    let _serial = serial();
+    let dropped = Arc::new(Gate::default());
+    let collate = Watched { dropped: dropped.clone(), first: 0 };
+    let mut loader = Loader::new(numbers(3)).collate(collate).batch(1).workers(2).build().unwrap();
+    assert_eq!(ints(&loader.next().unwrap().unwrap()), [0]);
+    assert!(dropped.reaches(1, Duration::ZERO));
 }

@@ -121,14 +121,14 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
             return state.running == 0;
         }
         state.standing = match ended {
-            Ok(batch) => Standing::Done(Some(batch)),
             Err(error) if error.is_out_of_memory() => {
                 state.partial = Some(partial);
                 Standing::Starved(error)
             }
-            Err(error) => {
-                state.own = Some(error);
-                Standing::Done(None)
+            ended => {
+                // Before the batch can be seen: whoever is given it finds nothing else of it alive.
+                drop(partial);
+                Standing::Done(ended.map_err(|error| state.own = Some(error)).ok())
             }
         };
         true
