@@ -121,7 +121,8 @@ impl Buffers {
                 return Some(buffer);
             }
         }
-        kept.drop_free();
+        // One with room that its holder lets go of just now is kept: the next batch takes it.
+        kept.buffers.retain(|buffer| buffer.has_room(kind, elements) || !buffer.is_free());
         None
     }
 
