@@ -15,7 +15,7 @@ use memfit::data::{
 use memfit::tch::Tensor;
 use memfit::{DataPosition, Error, Mark};
 use proptest::prelude::*;
-use support::process::{SmallPages, anonymous};
+use support::process::{SmallPages, anonymous, is_alone};
 use support::waiting::{ends, until_others_wait, until_others_work};
 use tempfile::TempDir;
 
@@ -1086,13 +1086,15 @@ fn empty_lines_do_not_count_towards_a_row() {
     assert!(errors[0].starts_with("record 2 at byte 400006: "), "{}", errors[0]);
 }
 
-/// From now on what is large has a mapping of its own, which ends when it is freed: glibc keeps other memory for
-/// later, how much depends on what was freed before.
+/// From now on what is large has a mapping of its own, which ends when it is freed, and no thread keeps the end of
+/// its heap: glibc keeps other memory for later, how much depends on what was freed before.
 #[cfg(target_os = "linux")]
-fn map_what_is_large() {
+fn keep_nothing_for_later() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: numbers only.
-    assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 256 << 10) }, 1);
+    for setting in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
+        // SAFETY: numbers only.
+        assert_eq!(unsafe { libc::mallopt(setting, 64 << 10) }, 1);
+    }
 }
 
 /// A row of 20 MiB, and one of as many fields as take as much.
@@ -1100,8 +1102,11 @@ fn map_what_is_large() {
 #[cfg(target_os = "linux")]
 fn the_room_of_a_long_row_is_given_back() {
     let _guard = support::serial();
+    if !is_alone("the_room_of_a_long_row_is_given_back") {
+        return;
+    }
     let _pages = SmallPages::hold();
-    map_what_is_large();
+    keep_nothing_for_later();
     for long in ["x".repeat(20 << 20), ",".repeat(4 << 20)] {
         let text = format!("a\n{long}\n{}", "1\n".repeat(100));
         let mut csv = Csv::of_reader(Cursor::new(text)).flexible().max_row(32 << 20);
