@@ -399,7 +399,7 @@ fn data() -> impl Strategy<Value = Data> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(support::random::cases(150))]
 
     #[test]
     fn interrupted_and_resumed_at_will_an_epoch_is_the_order_that_is_computed(
@@ -508,7 +508,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(support::random::cases(30))]
 
     #[test]
     fn a_stack_that_stops_and_resumes_sees_each_window_of_the_order_once(

@@ -4,13 +4,14 @@ mod support;
 
 use std::path::Path;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memfit::memory::{self, Monitor, MonitorSummary, Reading, ResidentChart};
 use memfit::rng::Generators;
 use memfit::{Error, Result};
 use serde_json::Value;
 use support::serial;
+use support::waiting::{ends, until, until_others_wait};
 use tch::{Device, Kind, Tensor};
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -23,15 +24,6 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Waits until something holds; a minute is for a machine that is asleep.
-fn until(mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
-        std::thread::sleep(SOON);
-    }
-}
-
 #[test]
 fn it_sees_live_bytes_come_and_go() {
     let _guard = serial();
@@ -40,9 +32,9 @@ fn it_sees_live_bytes_come_and_go() {
     let before = monitor.latest().devices[0];
     assert_eq!((before.device, before.live), (Device::Cpu, support::live()));
     let held = Tensor::zeros([1_000_000], CPU);
-    until(|| monitor.latest().devices[0].live == before.live + 4_000_000);
+    until("a reading", || monitor.latest().devices[0].live == before.live + 4_000_000);
     drop(held);
-    until(|| monitor.latest().devices[0].live == before.live);
+    until("a reading", || monitor.latest().devices[0].live == before.live);
     let peak = memory::stats(Device::Cpu).unwrap().peak;
     assert_eq!(monitor.latest().devices[0].peak, peak);
     let summary = monitor.stop().unwrap();
@@ -66,11 +58,22 @@ fn a_peak_between_readings_is_not_lost() {
 #[cfg(target_os = "linux")]
 fn its_figures_are_the_system_s() {
     let _guard = serial();
-    let monitor = Monitor::every(NEVER).start().unwrap();
-    let reading = monitor.latest();
-    let report = memory::system_report().unwrap();
-    let resident = memory::resident().unwrap();
+    // Other processes come and go: what lies between two reports that agree is compared.
+    let agree = |a: u64, b: u64| a.abs_diff(b) < 256 << 20;
+    let mut between = None;
+    until("two reports agree", || {
+        let before = memory::system_report().unwrap();
+        let monitor = Monitor::every(NEVER).start().unwrap();
+        let after = memory::system_report().unwrap();
+        let agree =
+            agree(before.ram.available, after.ram.available) && agree(before.swap.used, after.swap.used);
+        between = agree.then_some((monitor, after));
+        agree
+    });
+    let (monitor, report) = between.unwrap();
     let near = |a: u64, b: u64| a.abs_diff(b) < 1 << 30;
+    let reading = monitor.latest();
+    let resident = memory::resident().unwrap();
     assert_eq!(reading.ram_total, Some(report.ram.total));
     assert!(near(reading.ram_available.unwrap(), report.ram.available), "{reading:?}");
     assert!(near(reading.swap_used.unwrap(), report.swap.used));
@@ -91,7 +94,7 @@ fn the_file_has_a_line_per_reading() {
         let _ = sender.send(reading.clone());
     });
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().readings >= 5);
+    until("a reading", || monitor.summary().readings >= 5);
     let summary = monitor.stop().unwrap();
     let (readings, lines): (Vec<Reading>, _) = (readings.iter().collect(), lines(&path));
     assert_eq!((readings.len(), lines.len()), (summary.readings as usize, summary.readings as usize));
@@ -124,7 +127,7 @@ fn a_file_and_its_readings_are_one_picture() {
         .start()
         .unwrap();
     let kept = Tensor::ones([4 << 20], CPU);
-    until(|| monitor.latest().devices[0].live >= 16 << 20 && monitor.summary().readings > 3);
+    until("a reading", || monitor.latest().devices[0].live >= 16 << 20 && monitor.summary().readings > 3);
     drop(kept);
     monitor.stop().unwrap();
     let readings: Vec<_> = readings.into_iter().collect();
@@ -144,7 +147,7 @@ fn lines_are_there_while_it_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.jsonl");
     let monitor = Monitor::every(NEVER).write_json_lines(&path).start().unwrap();
-    until(|| !lines(&path).is_empty());
+    until("a reading", || !lines(&path).is_empty());
     monitor.stop().unwrap();
     assert_eq!(lines(&path).len(), 2);
     Monitor::every(NEVER).write_json_lines(&path).start().unwrap().stop().unwrap();
@@ -184,36 +187,32 @@ fn a_function_that_panics_is_told_by_stop() {
     let _guard = serial();
     let config = Monitor::every(SOON).on_reading(|_| std::panic::resume_unwind(Box::new("no bar")));
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().readings >= 3);
+    until("a reading", || monitor.summary().readings >= 3);
     let stopped = monitor.stop();
     assert!(matches!(&stopped, Err(Error::Panic { message, .. }) if message == "no bar"), "{stopped:?}");
 }
 
 /// A monitor that waits between readings, and what tells that its thread is gone.
-fn waiting(interval: Duration) -> (Monitor, mpsc::Receiver<()>) {
+fn waiting() -> (Monitor, mpsc::Receiver<()>) {
     let (sender, called) = mpsc::channel();
-    let config = Monitor::every(interval).on_reading(move |_| {
+    let config = Monitor::every(NEVER).on_reading(move |_| {
         let _ = sender.send(());
     });
     let monitor = config.start().unwrap();
     called.recv().unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    until_others_wait();
     (monitor, called)
 }
 
 #[test]
 fn neither_drop_nor_stop_waits_for_the_interval() {
     let _guard = serial();
-    let (interval, soon) = (Duration::from_secs(20), Duration::from_secs(10));
-    let (monitor, called) = waiting(interval);
-    let start = Instant::now();
-    drop(monitor);
-    assert!(start.elapsed() < soon);
+    let (monitor, called) = waiting();
+    ends("the drop of a monitor", || drop(monitor));
     assert_eq!(called.try_recv(), Err(mpsc::TryRecvError::Disconnected), "the thread is gone");
-    let (monitor, called) = waiting(interval);
-    let start = Instant::now();
-    assert_eq!(monitor.stop().unwrap().readings, 2, "one at the start and one at the end");
-    assert!(start.elapsed() < soon);
+    let (monitor, called) = waiting();
+    let summary = ends("a monitor's stop", || monitor.stop().unwrap());
+    assert_eq!(summary.readings, 2, "one at the start and one at the end");
     assert_eq!(called.iter().count(), 1);
 }
 
@@ -264,7 +263,7 @@ fn settings_out_of_range_are_refused_by_name() {
 fn memory_in_use_is_warned_of_once() {
     let _guard = serial();
     let monitor = Monitor::every(SOON).warn_at(1e-6).margin(0.0).start().unwrap();
-    until(|| monitor.summary().readings >= 5);
+    until("a reading", || monitor.summary().readings >= 5);
     let warnings = monitor.warnings();
     let host = warnings.iter().filter(|warning| warning.pool == memory::Pool::Host);
     assert_eq!(host.count(), 1, "{warnings:?}");
@@ -280,7 +279,7 @@ fn it_takes_no_counted_memory_and_draws_no_number() {
     let folder = tempfile::tempdir().unwrap();
     let config = Monitor::every(SOON).write_json_lines(folder.path().join("lines")).on_reading(|_| {});
     let monitor = config.start().unwrap();
-    until(|| monitor.summary().readings >= 20);
+    until("a reading", || monitor.summary().readings >= 20);
     monitor.stop().unwrap();
     assert_eq!(memory::stats(Device::Cpu).unwrap(), before);
     assert!(!generators.moved_since());

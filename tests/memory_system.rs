@@ -25,13 +25,27 @@ fn sysinfo() -> (u64, u64, u64) {
     (bytes(info.totalram), bytes(info.totalswap), bytes(info.freeswap))
 }
 
+/// Whether a file has another one mounted over it.
+#[cfg(target_os = "linux")]
+fn is_mounted(file: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(1) == Some(file))
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn totals_are_those_of_the_system_call() {
+    let (_, _, before) = sysinfo();
     let report = report().unwrap();
-    let (ram, swap, free) = sysinfo();
-    assert_eq!((report.ram.total, report.swap.total), (ram, swap));
-    assert!(report.swap.used.abs_diff(swap - free) < 64 << 20, "{:?}, {free} free", report.swap);
+    let (ram, swap, after) = sysinfo();
+    if is_mounted("/proc/meminfo") {
+        eprintln!("skipped: another file lies over /proc/meminfo and tells what this container may have");
+    } else {
+        assert_eq!((report.ram.total, report.swap.total), (ram, swap));
+        let (least, most) = (swap - before.max(after), swap - before.min(after));
+        let near = least.saturating_sub(64 << 20)..=most + (64 << 20);
+        assert!(near.contains(&report.swap.used), "{:?}, {near:?}", report.swap);
+    }
     assert!(report.ram.free <= report.ram.total && report.ram.available <= report.ram.total);
     assert!(report.ram.page_cache + report.ram.free <= report.ram.total);
 }

@@ -248,7 +248,8 @@ fn a_model_on_the_cpu_needs_a_folder() {
 #[test]
 fn an_unusable_folder_is_an_io_error_with_its_path() {
     let _guard = support::serial();
-    let missing = std::env::temp_dir().join("memfit-no-such-folder");
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("missing");
     let refused = CpuOffload::activations().disk(&missing).around(Device::Cpu, &[], || Ok(()));
     let Err(Error::Io { path, .. }) = refused else { panic!("{refused:?}") };
     assert_eq!(path, missing);

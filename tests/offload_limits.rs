@@ -12,6 +12,7 @@ use memfit::optim::{AdamW, AdamWConfig, Optimizer, Sgd, SgdConfig};
 use memfit::tch::nn::{self, Module};
 use memfit::tch::{Device, Kind, Tensor};
 use memfit::{ActivationCheckpoint, Error, Loss, Stack, Update};
+use support::process::is_alone;
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 const ROWS: i64 = 1024;
@@ -42,7 +43,7 @@ fn live() -> u64 {
 
 fn anonymous() -> u64 {
     memory::release_caches(Device::Cpu).expect("release");
-    memory::resident().expect("figures").anonymous
+    support::process::anonymous()
 }
 
 /// Counted and resident bytes that a forward pass leaves behind, in a process of its own.
@@ -50,6 +51,7 @@ fn anonymous() -> u64 {
 fn child_reports_what_forward_leaves() {
     let _guard = support::serial();
     let Ok(mode) = std::env::var("MEMFIT_OFFLOAD_CHILD") else { return };
+    let _pages = support::process::SmallPages::hold();
     if let Some(what) = mode.strip_prefix("state-") {
         return report_state(what);
     }
@@ -255,7 +257,8 @@ fn offloaded_weights_work_inside_and_around_checkpointing() {
     assert!(vs.trainable_variables().iter().all(|weight| weight.f_sum(Kind::Float).is_err()), "away");
 }
 
-/// No file of this process grows beyond so many bytes while this lives: a disk that is full.
+/// No file of this process grows beyond so many bytes while this lives: a disk that is full. What the tests' own
+/// output goes to may be a file, too, so this is for a process whose output is a pipe.
 struct FullDisk(libc::rlimit);
 
 impl FullDisk {
@@ -281,6 +284,9 @@ impl Drop for FullDisk {
 #[test]
 fn a_full_disk_in_forward_is_an_io_error_and_training_goes_on() {
     let _guard = support::serial();
+    if !is_alone("a_full_disk_in_forward_is_an_io_error_and_training_goes_on") {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let x = Tensor::randn([64, 32], CPU);
     let make = || {
@@ -325,6 +331,9 @@ fn a_full_disk_in_forward_is_an_io_error_and_training_goes_on() {
 #[test]
 fn a_disk_too_small_for_optimizer_state_is_found_when_it_is_made() {
     let _guard = support::serial();
+    if !is_alone("a_disk_too_small_for_optimizer_state_is_found_when_it_is_made") {
+        return;
+    }
     let parameters = vec![Tensor::randn([1 << 16], CPU).set_requires_grad(true)];
     let optimizer = AdamW::new(&parameters, AdamWConfig::default()).expect("an optimizer");
     let mut offloaded = CpuOffload::optimizer(optimizer).disk(std::env::temp_dir()).expect("a folder");
@@ -337,13 +346,18 @@ fn a_disk_too_small_for_optimizer_state_is_found_when_it_is_made() {
 
 /// Cuts the offload file in `folder` to so many bytes.
 fn cut(folder: &Path, bytes: u64) {
+    // Links to open files have no links in them.
+    let folder = folder.canonicalize().expect("a folder");
+    let mut found = 0;
     let fds = std::fs::read_dir("/proc/self/fd").expect("open files");
     for fd in fds.filter_map(Result::ok) {
         let target = std::fs::read_link(fd.path()).unwrap_or_default();
-        if target.starts_with(folder) {
+        if target.starts_with(&folder) {
+            found += 1;
             std::fs::OpenOptions::new().write(true).open(fd.path()).expect("it").set_len(bytes).expect("cut");
         }
     }
+    assert_eq!(found, 1, "files in {}", folder.display());
 }
 
 fn step_with_a_cut_file(left: u64) -> (memfit::Result<()>, u64, [bool; 2]) {

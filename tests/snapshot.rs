@@ -4,13 +4,17 @@ mod support;
 #[path = "support/training.rs"]
 mod training;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use memfit::optim::{AdamW, AdamWConfig, InBackward, Optimizer, TchOptimizer};
 use memfit::snapshot::{Extras, Weights};
 use memfit::strategies::GradAccumulator;
 use memfit::tch::{Device, Kind, Tensor, nn, nn::Module, nn::OptimizerConfig};
 use memfit::{CpuOffload, Error, Loss, Snapshot, Snapshots, Stack, State, StateVisitor, Value};
 use support::family::{Member, Net, every_optimizer};
+use support::process::{SmallPages, anonymous};
 use support::serial;
+use support::waiting::{until, until_others_wait};
 use training::{KITS, Kit, Run, WINDOW, batch, difference_of, half, same_bits};
 
 fn folder() -> tempfile::TempDir {
@@ -524,7 +528,7 @@ fn what_a_dead_saver_left_goes_with_the_next_save() {
     let lock = std::fs::File::create(dir.path().join(".memfit-lock")).unwrap();
     lock.lock().unwrap();
     snapshots.save_in_background(&mut run.stack, &Extras::new(), None).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    until_others_wait();
     assert!(dir.path().join(".saving-1-0").exists());
     lock.unlock().unwrap();
     assert!(snapshots.wait().unwrap().is_some());
@@ -557,21 +561,22 @@ fn a_background_save_has_the_moment_it_was_called_at() {
 fn a_background_save_that_failed_is_reported_once() {
     let _guard = serial();
     let mut run = Run::new(Kit::Sgd, 1);
-    let fail = |run: &mut Run| {
-        let dir = folder();
-        let mut snapshots = Snapshots::in_folder(dir.path()).unwrap();
-        let lock = std::fs::File::create(dir.path().join(".memfit-lock")).unwrap();
+    let dir = folder();
+    let fail = |run: &mut Run, away: &str| {
+        let place = dir.path().join("snapshots");
+        let mut snapshots = Snapshots::in_folder(&place).unwrap();
+        let lock = std::fs::File::create(place.join(".memfit-lock")).unwrap();
         lock.lock().unwrap();
         snapshots.save_in_background(&mut run.stack, &Extras::new(), None).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        drop(dir);
+        until_others_wait();
+        std::fs::rename(place, dir.path().join(away)).unwrap();
         lock.unlock().unwrap();
         snapshots
     };
-    let mut snapshots = fail(&mut run);
+    let mut snapshots = fail(&mut run, "first");
     assert!(matches!(snapshots.wait(), Err(Error::Io { .. })));
     assert!(snapshots.wait().unwrap().is_none());
-    let mut snapshots = fail(&mut run);
+    let mut snapshots = fail(&mut run, "second");
     assert!(matches!(snapshots.save(&mut run.stack, &Extras::new()), Err(Error::Io { .. })));
 }
 
@@ -618,6 +623,7 @@ fn entries_and_scripts_come_back() {
 #[test]
 fn saving_and_resuming_stay_within_the_largest_tensor_and_16_mib() {
     let _guard = serial();
+    let _pages = SmallPages::hold();
     const MIB: u64 = 1 << 20;
     let vs = nn::VarStore::new(Device::Cpu);
     let shape = [1024, 1024];
@@ -633,20 +639,32 @@ fn saving_and_resuming_stay_within_the_largest_tensor_and_16_mib() {
     let mut snapshots = Snapshots::in_folder(dir.path()).unwrap();
     let measured = |what: &str, body: &mut dyn FnMut()| {
         let live = support::live();
-        let resting = memfit::memory::resident().unwrap().anonymous;
-        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let watched = stop.clone();
-        let watcher = std::thread::spawn(move || {
+        let resting = anonymous();
+        let (seen, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let watch = || {
             let mut most = 0;
-            while !watched.load(std::sync::atomic::Ordering::Relaxed) {
-                most = most.max(memfit::memory::resident().unwrap().anonymous);
+            while !stop.load(Ordering::Relaxed) {
+                most = most.max(anonymous());
+                seen.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(std::time::Duration::from_micros(200));
             }
             most
+        };
+        // Once more where the watcher had no turn meanwhile.
+        let mut during = 0;
+        let enough = || {
+            let before = seen.load(Ordering::Relaxed);
+            body();
+            during += seen.load(Ordering::Relaxed) - before;
+            during >= 20
+        };
+        let run = || memfit::memory::peak_of(Device::Cpu, || until("the watcher sees it", enough)).unwrap().1;
+        let (peak, most) = std::thread::scope(|scope| {
+            let watcher = scope.spawn(watch);
+            let peak = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            stop.store(true, Ordering::Relaxed);
+            (peak.unwrap(), watcher.join().unwrap())
         });
-        let ((), peak) = memfit::memory::peak_of(Device::Cpu, body).unwrap();
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let most = watcher.join().unwrap();
         println!(
             "{what}: counted {} KiB, resident {} KiB",
             (peak - live) >> 10,
@@ -670,7 +688,6 @@ mod resumed_after_poison {
     use memfit::step::{NextUpdate, UpdatePhase, Verdict};
     use memfit::{Place, Strategy};
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use support::{slope, vector};
 
     fn micro(stack: &mut Stack, w: &Tensor, g: f32, weight: i64) -> memfit::Result<memfit::StepOutcome> {

@@ -401,9 +401,7 @@ fn contents_that_lie_under_right_checksums_touch_nothing_or_load() {
     let _guard = serial();
     let mut scene = Scene::new();
     let good = Forged::of(&scene.path);
-    let mut config = ProptestConfig::with_cases(300);
-    config.failure_persistence = None;
-    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let mut runner = proptest::test_runner::TestRunner::new(support::random::cases(300));
     let cell = std::cell::RefCell::new(&mut scene);
     runner
         .run(&prop::collection::vec(lies(), 1..3), |lies| {
@@ -512,7 +510,8 @@ fn what_could_not_be_read_is_not_written() {
     let mut scene = Scene::new();
     let folder = scene.path.parent().unwrap().to_owned();
     let mut snapshots = Snapshots::in_folder(&folder).unwrap();
-    let long = "x".repeat((100 << 20) + 1);
+    // Six letters each in JSON, beyond the 100 MiB that are read.
+    let long = "\u{1}".repeat((100 << 20) / 6 + 1);
     let mut text = State::default();
     text.insert("text", Value::Text(long.clone()));
     let mut name = State::default();
@@ -636,9 +635,7 @@ fn edited_at_random_it_is_refused() {
     let _guard = serial();
     let mut scene = Scene::new();
     let good: Vec<Vec<u8>> = FILES.iter().map(|name| fs::read(scene.file(name)).unwrap()).collect();
-    let mut config = ProptestConfig::with_cases(200);
-    config.failure_persistence = None;
-    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let mut runner = proptest::test_runner::TestRunner::new(support::random::cases(200));
     let scene = std::cell::RefCell::new(&mut scene);
     runner
         .run(&(0..FILES.len(), edits(), any::<bool>()), |(which, edits, seal)| {

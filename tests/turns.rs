@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-const MEASURES: [&str; 12] = [
+const MEASURES: [&str; 14] = [
     "resident()",
+    "anonymous()",
+    "until_others",
     "live()",
     "uncounted()",
     "memory::stats",

@@ -190,7 +190,7 @@ pub fn release_caches(device: Device) -> Result<()> {
     Ok(())
 }
 
-/// What the system says that this process keeps in memory.
+/// What the system says that this process keeps in memory; [`Resident`] tells how exact that is.
 ///
 /// # Errors
 /// [`Error::Unsupported`] outside Linux.

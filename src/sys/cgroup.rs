@@ -103,7 +103,15 @@ impl Groups {
         levels
     }
 
+    /// A group's figures. They are read one after the other, so its page cache may be told larger than all of it
+    /// was a moment before.
     fn level(&self, folder: &Path) -> Option<Level> {
+        let mut level = self.figures(folder)?;
+        level.page_cache = level.page_cache.min(level.usage);
+        Some(level)
+    }
+
+    fn figures(&self, folder: &Path) -> Option<Level> {
         let number = |name: &str| self.text(folder, name).and_then(|text| text.trim().parse().ok());
         let stat = self.text(folder, "memory.stat").unwrap_or_default();
         let sum = |names: [&str; 2]| names.iter().filter_map(|name| counted(&stat, name)).sum();

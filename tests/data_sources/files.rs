@@ -56,6 +56,10 @@ fn a_file_that_changes_its_length_while_it_is_read_is_an_error() {
         return;
     };
     let (there, said) = (content.len(), short.metadata().unwrap().len());
+    if there as u64 == said {
+        eprintln!("skipped: {} tells its length", short.display());
+        return;
+    }
     let text = data_error(get(&Files::of([short]), 0));
     assert!(text.contains(&format!("the file ends at byte {there}; it had {said}")), "{text}");
 }
@@ -98,7 +102,10 @@ fn a_file_larger_than_allowed_is_not_read() {
     assert!(
         data_error(get(&files.clone().at_most(99), 0)).contains("100 bytes, where Files::at_most allows 99")
     );
-    file.set_len(1 << 40);
+    if file.try_set_len(1 << 40).is_err() {
+        eprintln!("skipped: no sparse file of a terabyte in {}", file.folder().display());
+        return;
+    }
     assert!(data_error(get(&files, 0)).contains("1099511627776 bytes"), "a sparse file of a terabyte");
 }
 

@@ -34,7 +34,11 @@ impl OneFile {
 
     /// Another process cuts the file, or makes it longer.
     pub fn set_len(&self, bytes: u64) {
-        OpenOptions::new().write(true).open(&self.path).and_then(|file: File| file.set_len(bytes)).unwrap();
+        self.try_set_len(bytes).unwrap();
+    }
+
+    pub fn try_set_len(&self, bytes: u64) -> std::io::Result<()> {
+        OpenOptions::new().write(true).open(&self.path).and_then(|file: File| file.set_len(bytes))
     }
 }
 

@@ -60,6 +60,7 @@ fn a_bit_flipped_in_compressed_data_is_an_error_never_a_wrong_end() {
 #[cfg(target_os = "linux")]
 fn compressed_data_takes_no_memory_of_its_length() {
     let _guard = support::serial();
+    let _pages = SmallPages::hold();
     let folder = tempfile::tempdir().unwrap();
     let lines = "0 some text that is compressed\n".repeat(1 << 16);
     // As many members, or frames, as it takes.
@@ -69,12 +70,12 @@ fn compressed_data_takes_no_memory_of_its_length() {
         let mut loader = shuffled(Lines::of_file(path), 1, 1_000).batch(500).workers(2);
         loader = loader.prefetch(2);
         let mut loader = loader.build().unwrap();
-        let before = resident();
+        let before = anonymous();
         let (mut records, mut most) = (0, 0);
         for loaded in &mut loader {
             records += loaded.unwrap().batch.size()[0];
             if records % 100_000 == 0 {
-                most = most.max(resident());
+                most = most.max(anonymous());
             }
         }
         assert_eq!(records, (1 << 16) * times as i64);
@@ -87,14 +88,15 @@ fn compressed_data_takes_no_memory_of_its_length() {
 #[cfg(target_os = "linux")]
 fn a_compressed_bomb_meets_the_limit_of_a_line() {
     let _guard = support::serial();
+    let _pages = SmallPages::hold();
     let folder = tempfile::tempdir().unwrap();
     let (zeros, times) = (vec![b'0'; 1 << 20], 64);
     for (name, member) in [("gz", gzip(&zeros)), ("zst", zstd(&zeros))] {
         let path = write(&folder, name, &[member.repeat(times), gzip_or_zstd(name, b"\n7\n")].concat());
-        let before = resident();
+        let before = anonymous();
         let mut loader = loader(Lines::of_file(path).max_line(1 << 20)).batch(1).build().unwrap();
         let error = loader.next().unwrap().unwrap_err().to_string();
-        let after = resident();
+        let after = anonymous();
         assert!(error.contains("a line of 67108864 bytes; at most 1048576"), "{error}");
         assert!(after.saturating_sub(before) < 12 << 20, "{} bytes", after - before);
         assert_eq!(epoch(&mut loader), [7]);

@@ -25,7 +25,7 @@ fn text_says_where_it_is_none() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(support::random::cases(64))]
 
     /// Against `split`, through every kind of source, in reads of any size.
     #[test]

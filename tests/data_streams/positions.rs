@@ -30,11 +30,11 @@ fn a_run_resumes_with_exactly_the_records_that_remain() {
     });
 }
 
-/// Bytes that this process read by system calls.
+/// Bytes that this process read by system calls, where the kernel counts them.
 #[cfg(target_os = "linux")]
-fn bytes_read() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/io").unwrap();
-    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+fn bytes_read() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()
 }
 
 #[test]
@@ -55,12 +55,15 @@ fn what_lies_before_a_mark_is_not_read_in_plain_files() {
     for shuffle in [false, true] {
         let mut first = build(shuffle).build().unwrap();
         let position = first.by_ref().take(77).map(|loaded| loaded.unwrap().position).last().unwrap();
-        let before = bytes_read();
+        let Some(before) = bytes_read() else {
+            eprintln!("skipped: this kernel counts no bytes that a process reads");
+            return;
+        };
         let mut resumed = build(shuffle).build().unwrap();
         resumed.seek(position).unwrap();
         assert_eq!(epoch(&mut resumed).len(), 300);
         // 300 of 8,000 records, the block of 400 that they are in, a buffer and the reading itself.
-        let read = bytes_read() - before;
+        let read = bytes_read().unwrap() - before;
         assert!((600_000..1_100_000).contains(&read), "{read} bytes of {}", content.len());
     }
 }

@@ -229,8 +229,10 @@ fn a_window_after_a_dropped_one_is_the_window_alone() {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn caches_are_given_back_after_the_window_is_dropped() {
+    use crate::support::process::{SmallPages, anonymous};
+
     let _guard = serial();
-    let resident = || memfit::memory::resident().unwrap().anonymous;
+    let _pages = SmallPages::hold();
     for rows in [2, 1] {
         let vs = nn::VarStore::new(Device::Cpu);
         // Blocks that are too small for mappings of their own.
@@ -247,10 +249,10 @@ fn caches_are_given_back_after_the_window_is_dropped() {
                 // 800 gradients of 64 KiB, and something that lies over them.
                 2 => {
                     pins.push(floats(&[1 << 12]));
-                    held = resident();
+                    held = anonymous();
                     return Err(shrunk(x.size()[0]));
                 }
-                3 => given_back = held.saturating_sub(resident()),
+                3 => given_back = held.saturating_sub(anonymous()),
                 _ => {}
             }
             let sum = weights.iter().fold(x.mean(Kind::Float), |sum, w| sum + w.mean(Kind::Float));

@@ -12,7 +12,7 @@ mod training;
 use std::sync::{Arc, Mutex};
 
 use memfit::checkpoint::ActivationCheckpoint;
-use memfit::memory::{FailAt, Limit, Role};
+use memfit::memory::{FailAt, Limit, Role, peak_of};
 use memfit::optim::{AdamW, AdamW8bit, AdamW8bitConfig, AdamWConfig, Optimizer, Sgd, SgdConfig};
 use memfit::strategies::{
     AmpScaler, GradAccumulator, GradClip, MasterWeights, MicroBatcher, Rollback, Search,

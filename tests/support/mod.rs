@@ -2,6 +2,9 @@
 #![allow(dead_code)]
 
 pub mod family;
+pub mod process;
+pub mod random;
+pub mod waiting;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -49,9 +49,23 @@ constexpr bool kCounter = false;
 uint64_t ticks() { return nanoseconds(); }
 #endif
 
-// Both clocks at one moment.
+// Both clocks at one moment: a thread that is interrupted between them reads them apart, so the clock
+// is read between two of the counter, and again where these are far apart; the nearest count.
 struct Clocks {
-  uint64_t ticks = ::ticks(), nanoseconds = ::nanoseconds();
+  uint64_t ticks = 0, nanoseconds = 0;
+
+  Clocks() {
+    constexpr uint64_t kNear = 2000;
+    constexpr int kTries = 32;
+    uint64_t nearest = UINT64_MAX;
+    for (int tries = 0; tries < kTries && nearest > kNear; ++tries) {
+      uint64_t before = ::ticks(), between = ::nanoseconds(), apart = ::ticks() - before;
+      if (apart >= nearest) continue;
+      nearest = apart;
+      ticks = before + apart / 2;
+      nanoseconds = between;
+    }
+  }
 };
 
 uint64_t origin_here() {

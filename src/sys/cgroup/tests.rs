@@ -91,6 +91,27 @@ fn the_group_with_the_least_room_binds_wherever_it_is() {
     assert_eq!((outer.limit, outer.usage), (Some(10_000), 9000), "1,000 left against 2,000");
 }
 
+/// It was read later than the whole, and grew in between.
+#[test]
+fn page_cache_is_never_more_than_all() {
+    let two = [
+        ("proc/self/cgroup", "0::/job\n"),
+        ("proc/self/mountinfo", ONE),
+        ("sys/fs/cgroup/job/memory.current", "1000"),
+        ("sys/fs/cgroup/job/memory.stat", "inactive_file 900\nactive_file 300\n"),
+    ];
+    let one = [
+        ("proc/self/cgroup", "4:memory:/job\n"),
+        ("proc/self/mountinfo", OLD),
+        ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1000"),
+        ("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 900\ntotal_active_file 300\n"),
+    ];
+    for files in [two, one] {
+        let group = read(&files).unwrap();
+        assert_eq!((group.usage, group.page_cache, group.used()), (1000, 1000, 0), "{files:?}");
+    }
+}
+
 #[test]
 fn page_cache_is_room() {
     let group = read(&[
