@@ -44,7 +44,7 @@ fn a_pair_is_split_as_one_and_refused_where_its_parts_have_other_rows() {
     assert_eq!(seen, [numbers(&pair.0), numbers(&pair.1)], "each row once");
     let mean: i64 = seen.iter().flatten().sum();
     assert_eq!(w.double_value(&[0]), -(mean as f64) / 4.0, "the gradient of both means");
-    assert_eq!(stack.data_position(), Some(labelled.position()));
+    assert_eq!(stack.data_position(), Some(labelled.data_position()));
 
     let uneven = (labelled.next().unwrap().unwrap(), wide.next().unwrap().unwrap());
     let error = step(&mut stack, &w, &uneven, &mut seen).unwrap_err();

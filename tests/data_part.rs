@@ -122,7 +122,7 @@ fn ranks_share_a_part_out() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(support::random::cases(48))]
 
     #[test]
     fn a_resumed_part_gives_what_remains(

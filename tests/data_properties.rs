@@ -323,7 +323,7 @@ fn samples(batch: &(Tensor, Tensor)) -> Vec<Sample> {
 /// The start of an epoch, as the loader itself has it.
 fn start(loader: &mut Loader<(Tensor, Tensor)>, epoch: u64) -> DataPosition {
     loader.seek(DataPosition::at_epoch(epoch)).unwrap();
-    Loader::position(loader)
+    loader.data_position()
 }
 
 /// An item of a rank's.

@@ -272,7 +272,7 @@ fn a_loop_left_early_goes_on_where_the_loader_is_sought_back_or_its_iterator_kep
         // Left alone, the loader is beyond what was looked ahead to.
         let (mut run, mut loader) = (Run::new(1, false), five());
         take(&mut run, &mut loader, left);
-        let ahead = loader.position().samples - run.stack.data_position().unwrap().samples;
+        let ahead = loader.data_position().samples - run.stack.data_position().unwrap().samples;
         assert_eq!(ahead, if left < 5 { 4 } else { 0 });
 
         // Back to what was consumed; an open window's micro-batches come again.

@@ -68,7 +68,7 @@ impl<B: 'static> Loader<B> {
 
     /// The position after the batch that was given last. What *training* consumed is
     /// [`Stack::data_position`](crate::Stack::data_position).
-    pub fn position(&self) -> DataPosition {
+    pub fn data_position(&self) -> DataPosition {
         self.position
     }
 

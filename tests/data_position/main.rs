@@ -134,7 +134,7 @@ fn stopped_at_batch_200_of_125_per_epoch_goes_on_at_201_with_the_same_permutatio
         stopped.train(&mut data, 200);
         assert_eq!(stopped.at(), at(1, 75 * BATCH));
         // The one that `windows` looked ahead to left the loader, and was not consumed.
-        assert_eq!(data.position().samples, 76 * BATCH as u64);
+        assert_eq!(data.data_position().samples, 76 * BATCH as u64);
         snapshots.save(&mut stopped.stack, &Extras::new()).unwrap();
         stopped.train(&mut data, 20);
 
@@ -187,7 +187,7 @@ fn what_was_read_ahead_is_not_consumed() {
             assert_eq!((after.epoch, after.samples), (0, ((done + 1) * BATCH) as u64));
         }
         drop(windows);
-        assert_eq!(data.position().samples, 9 * BATCH as u64);
+        assert_eq!(data.data_position().samples, 9 * BATCH as u64);
         stack.flush().unwrap_or_default();
     }
 }

@@ -37,7 +37,7 @@ fn rows_are_those_that_numpy_wrote() {
     let rows = open(FLOATS).unwrap();
     assert_eq!((rows.len(), rows.kind(), rows.shape()), (3, Kind::Float, &[2][..]));
     let expected = [[1.5_f32, -2.0], [0.25, 3e38], [5.0, 6.0]];
-    let expected = expected.map(|row| Array::from_vec(vec![2], &row).unwrap());
+    let expected = expected.map(|row| Array::from_vec(vec![2], row).unwrap());
     assert_eq!(all(&rows), expected);
     assert_eq!(rows.origin(2).offset, Some(128 + 16));
 }
@@ -56,14 +56,14 @@ fn every_version_and_dtype_is_read() {
         assert_eq!(found, wanted.unwrap());
         assert_eq!(found.shape(), shape);
     };
-    is(vec![2], first(2, "<i2", "(1, 2)", b"\x01\0\xfe\xff"), Array::from_vec(vec![2], &[1_i16, -2]));
-    is(vec![2], first(3, "<i8", "(1, 2)", longs), Array::from_vec(vec![2], &[7_i64, 8]));
-    is(vec![2], first(1, "|b1", "(1, 2)", b"\x01\0"), Array::from_vec(vec![2], &[true, false]));
-    is(vec![2], first(1, "<f2", "(1, 2)", b"\0\x3c\0\xb8"), Array::from_vec(vec![2], &halves));
-    is(vec![2], first(1, "|i1", "(1, 2)", b"\xff\x02"), Array::from_vec(vec![2], &[-1_i8, 2]));
-    is(vec![2], first(1, "|u1", "(1, 2)", b"\xff\x02"), Array::from_vec(vec![2], &[255_u8, 2]));
-    is(vec![], first(1, "<f8", "(1,)", doubles), Array::from_vec(vec![], &[0.1_f64]));
-    is(vec![2, 3], first(1, "<i4", "(1, 2, 3)", ints), Array::from_vec(vec![2, 3], &[0_i32, 1, 2, 3, 4, 5]));
+    is(vec![2], first(2, "<i2", "(1, 2)", b"\x01\0\xfe\xff"), Array::from_vec(vec![2], [1_i16, -2]));
+    is(vec![2], first(3, "<i8", "(1, 2)", longs), Array::from_vec(vec![2], [7_i64, 8]));
+    is(vec![2], first(1, "|b1", "(1, 2)", b"\x01\0"), Array::from_vec(vec![2], [true, false]));
+    is(vec![2], first(1, "<f2", "(1, 2)", b"\0\x3c\0\xb8"), Array::from_vec(vec![2], halves));
+    is(vec![2], first(1, "|i1", "(1, 2)", b"\xff\x02"), Array::from_vec(vec![2], [-1_i8, 2]));
+    is(vec![2], first(1, "|u1", "(1, 2)", b"\xff\x02"), Array::from_vec(vec![2], [255_u8, 2]));
+    is(vec![], first(1, "<f8", "(1,)", doubles), Array::from_vec(vec![], [0.1_f64]));
+    is(vec![2, 3], first(1, "<i4", "(1, 2, 3)", ints), Array::from_vec(vec![2, 3], [0_i32, 1, 2, 3, 4, 5]));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn an_array_without_rows_has_no_records() {
 #[test]
 fn a_bool_that_is_neither_true_nor_false_is_an_error_of_its_record() {
     let rows = open(&npy(1, &dictionary("|b1", "(2, 2)"), &[1, 0, 1, 2])).unwrap();
-    assert_eq!(get(&rows, 0).unwrap(), Array::from_vec(vec![2], &[true, false]).unwrap());
+    assert_eq!(get(&rows, 0).unwrap(), Array::from_vec(vec![2], [true, false]).unwrap());
     assert!(data_error(get(&rows, 1)).contains("neither true nor false"));
 }
 

@@ -20,13 +20,13 @@ fn is_of<A: Source, B: Source>(first: A, second: B) -> bool {
     let position = from.next().unwrap().unwrap().position;
     match to.seek(position) {
         Ok(()) => {
-            assert_eq!(to.position(), position);
+            assert_eq!(to.data_position(), position);
             true
         }
         Err(Error::State { problems }) => {
             assert!(problems[0].contains("of another order"), "{problems:?}");
             to.seek(DataPosition::at_epoch(2)).unwrap();
-            assert_eq!((to.next().unwrap().unwrap().position.epoch, to.position().samples), (2, 1));
+            assert_eq!((to.next().unwrap().unwrap().position.epoch, to.data_position().samples), (2, 1));
             false
         }
         Err(other) => panic!("{other:?}"),

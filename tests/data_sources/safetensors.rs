@@ -26,9 +26,9 @@ fn rows_of_tensors_are_found_by_name() {
     let open = Safetensors::open(&file.path).unwrap();
     assert_eq!(open.names(), ["x", "y"]);
     let (x, y) = (open.tensor("x").unwrap(), open.tensor("y").unwrap());
-    let expected = [[1.0_f32, 2.0], [3.0, 4.0]].map(|row| Array::from_vec(vec![2], &row).unwrap());
+    let expected = [[1.0_f32, 2.0], [3.0, 4.0]].map(|row| Array::from_vec(vec![2], row).unwrap());
     assert_eq!(all(&x), expected);
-    assert_eq!(all(&y), [7_u8, 8].map(|label| Array::from_vec(vec![], &[label]).unwrap()));
+    assert_eq!(all(&y), [7_u8, 8].map(|label| Array::from_vec(vec![], [label]).unwrap()));
     assert_eq!(y.origin(1).offset, Some(8 + TWO.len() as u64 + 17));
 }
 

@@ -181,7 +181,7 @@ fn resumes_everywhere<R: Send + Sync + 'static>(
 ) {
     let mut whole = build(7, 0).build().unwrap();
     let _ = epoch(&mut whole);
-    let mut seen = vec![(whole.position(), 0)];
+    let mut seen = vec![(whole.data_position(), 0)];
     let mut all = Vec::new();
     for loaded in &mut whole {
         let loaded = loaded.unwrap();

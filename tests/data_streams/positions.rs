@@ -120,7 +120,7 @@ fn a_run_resumes_with_every_record_once_after_a_file_is_repaired() {
         let path = write(&folder, "second", &packed[..packed.len() * 2 / 3 - cut]);
         let build = || shuffled(Lines::of_files([&first, &path]), 4, buffer).batch(8).build().unwrap();
         let (mut damaged, mut before, mut errors) = (build(), Vec::new(), 0);
-        let mut position = damaged.position();
+        let mut position = damaged.data_position();
         for loaded in damaged.by_ref() {
             match loaded {
                 Ok(loaded) => {

@@ -117,7 +117,7 @@ fn rows_resume_with_exactly_those_that_remain() {
     assert_eq!(ids.len(), 204);
     for batches in 0..ids.len() / 7 {
         let mut first = build();
-        let mut position = first.position();
+        let mut position = first.data_position();
         for loaded in first.by_ref().take(batches) {
             position = loaded.unwrap().position;
         }

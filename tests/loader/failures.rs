@@ -130,7 +130,7 @@ fn bad_records_are_counted_by_epoch_also_after_a_seek() {
     let source = || Numbers { len: 12, bad: |index| index < 6 };
     let mut loader = Loader::new(source()).batch(4).pass_over(6).build().unwrap();
     assert!(loader.by_ref().all(|batch| batch.is_ok()));
-    let mut next = loader.position();
+    let mut next = loader.data_position();
     next.epoch = 5;
     loader.seek(next).unwrap();
     assert!(loader.by_ref().all(|batch| batch.is_ok()));

@@ -44,7 +44,7 @@ fn a_rank_whose_batch_is_all_passed_over_says_so_in_its_place() {
                 }
                 Err(error) => panic!("{error}"),
             }
-            assert_eq!(loader.position().samples, from + 2 * batch as u64);
+            assert_eq!(loader.data_position().samples, from + 2 * batch as u64);
             assert_eq!(loader.passed_over(), passed);
         }
         assert!(loader.next().is_none());

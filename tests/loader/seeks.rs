@@ -29,7 +29,7 @@ impl Regions {
 
 /// Goes to the start of a region, of a loader that was begun.
 fn go(loader: &mut Loader<Tensor>, region: u64) {
-    let mut position = Loader::position(loader);
+    let mut position = loader.data_position();
     position.samples = region * REGION;
     loader.seek(position).unwrap();
 }
@@ -121,7 +121,7 @@ fn a_batch_that_is_made_in_vain_counts_until_it_is_gone() {
     loader.seek(DataPosition::default()).unwrap();
     assert_eq!(ints(&loader.next().unwrap().unwrap()), [0]);
     entered.wait_for(1);
-    let mut position = loader.position();
+    let mut position = loader.data_position();
     position.samples = 7;
     loader.seek(position).unwrap();
     // Two workers have nothing to do, and still make nothing beside it.

@@ -68,7 +68,7 @@ fn a_loader_that_waits_for_a_pipe_still_answers() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(loader.samples(), None);
     // A refused seek touches nothing.
-    let mut position = loader.position();
+    let mut position = loader.data_position();
     position.order = 12;
     assert!(loader.seek(position).is_err());
     std::io::Write::write_all(&mut &writer, b"ab\n").unwrap();

@@ -122,10 +122,10 @@ fn loader(ready: bool) -> (Fake, Loader<Tensor>) {
 fn step(fake: &Fake, loader: &mut Loader<Tensor>) -> (Option<i64>, u64, Vec<(Event, i64)>) {
     let item = loader.next().expect("an item");
     let number = item.ok().map(|loaded| {
-        assert_eq!(loaded.position, Loader::position(loader));
+        assert_eq!(loaded.position, loader.data_position());
         loaded.batch.int64_value(&[0])
     });
-    (number, Loader::position(loader).samples, fake.events())
+    (number, loader.data_position().samples, fake.events())
 }
 
 #[test]
