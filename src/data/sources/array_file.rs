@@ -93,8 +93,9 @@ impl ArrayFile {
     /// array are not looked at.
     ///
     /// # Errors
-    /// [`Error::Config`] for a range beyond the records; [`Error::Data`] where the file was cut since it
-    /// was opened, and where the array begins at a place that its dtype cannot have in memory.
+    /// [`Error::Config`](crate::Error::Config) for a range beyond the records;
+    /// [`Error::Data`](crate::Error::Data) where the file was cut since it was opened, and where the array
+    /// begins at a place that its dtype cannot have in memory.
     pub fn view(&self, rows: Range<u64>) -> Result<Tensor> {
         let count = inside("ArrayFile::view", &rows, self.rows)?;
         let mut shape = vec![count as i64];
