@@ -156,10 +156,10 @@ pub enum Error {
         #[source]
         source: Option<Box<Error>>,
     },
-    /// Of a batch of one of several ranks every record was passed over, while the others have a batch
+    /// Of a batch of one of several ranks no record can be used, while the others have a batch
     /// in its place: a collective of theirs would wait for this rank for ever.
     #[error(
-        "all {records} records of a batch of rank {rank} were passed over, and other ranks of {world} may have a batch here; leave this step out on every rank, or mend the records or take larger batches"
+        "none of the {records} records of a batch of rank {rank} can be used, and other ranks of {world} may have a batch here; leave this step out on every rank, or mend the records or take larger batches"
     )]
     EmptyBatch {
         /// Records of the batch, all of them bad.

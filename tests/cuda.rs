@@ -149,7 +149,7 @@ fn a_monitor_and_the_report_have_the_device_s_figures() {
 }
 
 #[test]
-fn a_loader_brings_batches_to_the_device_one_ahead() {
+fn a_loader_brings_batches_to_the_device_in_their_order() {
     use memfit::data::{Loader, Random, Source};
     struct Rows;
     impl Source for Rows {
@@ -164,7 +164,7 @@ fn a_loader_brings_batches_to_the_device_one_ahead() {
         }
     }
     let _guard = support::serial();
-    let Some(device) = device("a_loader_brings_batches_to_the_device_one_ahead") else { return };
+    let Some(device) = device("a_loader_brings_batches_to_the_device_in_their_order") else { return };
     // Without workers none is ahead.
     let loader = |workers| Loader::new(Rows).batch(4).workers(workers).pin(device).build().expect("a loader");
     for (index, batch) in loader(2).enumerate().chain(loader(0).enumerate()) {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use memfit::data::{Loader, LoaderBuilder, Pack, Pad, Random, Source};
+use memfit::data::{Loader, LoaderBuilder, Pack, Pad, Padded, Random, Source};
 use memfit::tch::{Kind, Tensor};
 use memfit::{Batch, Error, Loss, Result};
 use support::{serial, values};
@@ -234,4 +234,50 @@ fn a_function_of_all_samples_makes_a_batch() {
     assert_eq!(values(items[0].as_ref().unwrap()), [1.0, 4.0]);
     assert_eq!(items[1].as_ref().unwrap_err().to_string(), "the data: nine");
     assert_eq!(items.len(), 2);
+}
+
+/// Whoever comes first decides the shape of what is stacked beside the lists, but not one that is in no batch.
+#[test]
+fn a_bad_record_decides_nothing_for_the_others() {
+    let _serial = serial();
+    type Record = ((Vec<i64>, Vec<i64>), Vec<f32>);
+    struct FirstIsBad;
+    impl Source for FirstIsBad {
+        type Sample = Record;
+
+        fn len(&self) -> u64 {
+            4
+        }
+
+        fn get(&self, index: u64, _: &mut Random) -> Result<Record> {
+            Ok(match index {
+                0 => ((vec![1, 2], vec![3]), vec![0.0; 7]),
+                index => ((vec![index as i64], vec![-(index as i64)]), vec![index as f32; 2]),
+            })
+        }
+    }
+    for workers in [0, 2] {
+        let loader = Loader::new(FirstIsBad).batch(4).workers(workers).collate(Pad::to_longest((0, 0)));
+        let mut loader = loader.build().unwrap();
+        let error = loader.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Data { origin, .. } if origin.record == Some(0)), "{error}");
+        let ((padded, labels), beside) = loader.next().unwrap().unwrap().batch;
+        assert_eq!(values(&padded.tokens), [1.0, 2.0, 3.0]);
+        assert_eq!(values(&labels), [-1.0, -2.0, -3.0]);
+        assert_eq!(beside.size(), [3, 2]);
+        assert!(loader.next().is_none());
+    }
+}
+
+#[test]
+fn lengths_that_cannot_be_are_refused_when_the_loader_is_built() {
+    let _serial = serial();
+    let lists = || Loader::new(Documents(vec![1; 4])).batch(2);
+    let pad = Pad::to(usize::MAX, 0).multiple_of(2);
+    assert!(matches!(lists().collate(pad).build(), Err(Error::Config { setting: "Pad", .. })));
+    // Of which one can be, and not two.
+    let mut loader = lists().collate(Pad::to(usize::MAX / 2 + 1, 0)).build().unwrap();
+    assert!(matches!(loader.next(), Some(Err(Error::Config { setting: "Pad", .. }))));
+    let flat = Padded { tokens: Tensor::from_slice(&[1_i64]), lengths: vec![1] };
+    assert!(matches!(flat.next_token(0), Err(Error::Config { setting: "tokens", .. })));
 }

@@ -330,7 +330,7 @@ fn start(loader: &mut Loader<(Tensor, Tensor)>, epoch: u64) -> DataPosition {
 #[derive(Debug, PartialEq)]
 enum Item {
     Bad(u64),
-    /// So many records that were all passed over, where other ranks have a batch.
+    /// So many records of which none can be used, where other ranks have a batch.
     Empty(u64),
     /// The samples, and the samples consumed after it, of all ranks.
     Batch(Vec<Sample>, u64),
@@ -347,7 +347,6 @@ fn wanted(
     for step in order[from..].chunks(settings.batch * settings.ranks) {
         at += step.len();
         let mine: Vec<_> = step.iter().copied().skip(rank).step_by(settings.ranks).collect();
-        let before = items.len();
         for number in mine.iter().filter_map(|sample| sample.err()) {
             if passed < settings.over {
                 passed += 1;
@@ -358,7 +357,7 @@ fn wanted(
         let good = oracle::good(&mine);
         if !good.is_empty() {
             items.push(Item::Batch(good, at as u64));
-        } else if settings.ranks > 1 && !mine.is_empty() && items.len() == before {
+        } else if settings.ranks > 1 && !mine.is_empty() {
             items.push(Item::Empty(mine.len() as u64));
         }
     }

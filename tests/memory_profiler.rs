@@ -566,8 +566,10 @@ fn printed_by(test: &str) -> (String, Vec<String>) {
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && printed.contains("1 passed"), "{output:?}");
     let own = |line: &&str| line.is_empty() || line.starts_with("running ") || line.starts_with("test ");
-    let foreign = printed.lines().filter(|line| !own(line)).map(str::to_owned).collect();
-    (String::from_utf8_lossy(&output.stderr).into_owned(), foreign)
+    // A warning may have a time or a process' number in it.
+    let words = |text: &str| text.replace(|letter: char| letter.is_ascii_digit(), "");
+    let foreign = printed.lines().filter(|line| !own(line)).map(words).collect();
+    (words(&String::from_utf8_lossy(&output.stderr)), foreign)
 }
 
 /// Only what the same process prints without a profile: a loader or a library may warn of this machine.

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use tch::Kind;
 use tch::kind::Element;
 
+use super::room::reserved;
 use super::sample::byte_len;
 use crate::error::{Error, Result};
 use crate::ffi::bytes::{self, kind_of};
@@ -87,13 +88,14 @@ impl Array {
     /// A copy of the numbers, of which those of the last dimension stand side by side.
     ///
     /// # Errors
-    /// [`Error::Data`] where T is not the dtype's type; nothing is converted.
+    /// [`Error::Data`] where T is not the dtype's type; nothing is converted. [`Error::OutOfMemory`].
     pub fn numbers<T: Element + Copy + 'static>(&self) -> Result<Vec<T>> {
         let wanted = kind_of::<T>();
         if wanted != self.kind {
             return Err(Error::data(format!("it has {:?} numbers where {wanted:?} is read", self.kind)));
         }
-        bytes::numbers(self.bytes()).ok_or_else(|| {
+        let list = reserved(self.bytes().len() / size_of::<T>().max(1))?;
+        bytes::numbers(self.bytes(), list).ok_or_else(|| {
             Error::data(format!("{} is not a number type of tch's own", std::any::type_name::<T>()))
         })
     }

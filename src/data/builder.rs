@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use tch::Device;
 
@@ -7,7 +6,7 @@ use super::bad::{Bad, BadRecords};
 use super::buffers::Buffers;
 use super::collate::{Collate, Stacked, With};
 use super::engine::{Engine, Pipeline};
-use super::feed::{Deal, Feed, Numbers, Tail};
+use super::feed::{Calls, Deal, Feed, Numbers, Tail};
 use super::loader::Loader;
 use super::stream_feed::{Records, StreamJob};
 use super::transfer::{self, Transfer};
@@ -28,7 +27,7 @@ pub struct LoaderBuilder<J, S, C = Stacked> {
 }
 
 /// Makes a feed that deals records so, with a shuffle buffer of so many, until it is to stop.
-type Plan<J> = dyn FnOnce(Deal, u64, Arc<AtomicBool>) -> Box<dyn Feed<Job = J>>;
+type Plan<J> = dyn FnOnce(Deal, u64, Arc<Calls>) -> Box<dyn Feed<Job = J>>;
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
@@ -80,7 +79,7 @@ impl<S: Send + 'static> LoaderBuilder<u64, S> {
 impl<R: Clone + Send + Sync + 'static> LoaderBuilder<StreamJob<R>, R> {
     pub(super) fn of_stream<O: Stream<Record = R>>(stream: O) -> Self {
         Self {
-            feed: Box::new(move |deal, buffer, stop| Box::new(Records::new(stream, deal, buffer, stop))),
+            feed: Box::new(move |deal, buffer, calls| Box::new(Records::new(stream, deal, buffer, calls))),
             decode: Box::new(|job, _| Ok(job.record.clone())),
             origin: Box::new(|job| job.origin.clone()),
             collate: Stacked,
@@ -145,8 +144,8 @@ where
     /// epoch's order. A batch is then `world` times as much of the epoch.
     ///
     /// Every rank has as many batches with [`Tail::Drop`] only. Bad records make a batch of one rank
-    /// shorter than those of the others; where none of its records is left the loader gives
-    /// [`Error::EmptyBatch`] in its place.
+    /// shorter than those of the others; where none of its records is left the loader gives, after their
+    /// own errors, [`Error::EmptyBatch`] in its place.
     pub fn rank(mut self, rank: usize, world: usize) -> Self {
         self.settings.deal.rank = rank;
         self.settings.deal.world = world;
@@ -172,12 +171,16 @@ where
     /// batch is sent when one is given, if it is made by then, so that its copy runs beside the step;
     /// otherwise when it is asked for, and the step waits for the copy. Without
     /// [`workers`](Self::workers) none is ever made by then, and `build` warns. On a CPU it is nothing.
+    ///
+    /// *Cost*: [`prefetch`](Self::prefetch) is then at least 2, with a pinned copy of each batch that is ready on the
+    /// host, and three batches on the device: the step's, the one that windows look ahead to, the one on its way.
     pub fn pin(mut self, device: Device) -> Self {
         self.settings.device = device;
         self
     }
 
-    /// Transforms each sample, on the workers; `random` is the sample's own, see [`Random`].
+    /// Transforms each sample, on the workers; `random` is the sample's own, see [`Random`]. A sample is made
+    /// anew, of the same numbers, where memory ran out for its batch or an odd one came first.
     ///
     /// libtorch's operators may be called, and run on the worker's thread alone. *Limits*: those that draw random
     /// numbers (`Tensor::rand`, `dropout`, `bernoulli`, `randperm`, …) move libtorch's generator, which all
@@ -241,12 +244,12 @@ where
             buffers: Buffers::keeping(prefetch.saturating_add(2)),
             seed: seed.or(deal.shuffle).unwrap_or_default(),
         };
-        let share = deal.batch.div_ceil(2 * workers.max(1));
+        let share = deal.batch.div_ceil(workers.max(1).saturating_mul(2));
         // The batch on its way to a device is one that was made ahead.
         let prefetch = if mover.is_some() { prefetch.saturating_sub(1).max(1) } else { prefetch };
-        let stop = Arc::new(AtomicBool::new(false));
-        let feed = feed(deal, buffer as u64, stop.clone());
-        let engine = Engine::new(pipeline, feed, stop, prefetch, share);
+        let calls = Arc::<Calls>::default();
+        let feed = feed(deal, buffer as u64, calls.clone());
+        let engine = Engine::new(pipeline, feed, calls, prefetch, share);
         let bad = BadRecords::new(bad, deal.rank, deal.world);
         Ok(Loader::over(Arc::new(engine), deal, workers, bad, mover))
     }

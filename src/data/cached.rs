@@ -67,7 +67,7 @@ impl Cached {
         let from = self.from.swap(u64::MAX, Ordering::Relaxed).min(from);
         let to = self.to.swap(0, Ordering::Relaxed).max(to);
         // What lies in the part with a piece of itself only is kept: the step before left some.
-        (from < to).then(|| Due { from: from.saturating_sub(self.step.max(FOLIO)), to })
+        (from < to).then(|| Due { from: from.saturating_sub(FOLIO), to })
     }
 }
 
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(strangers.add(2 * FOLIO, 1), due(FOLIO, far + 1));
         assert_eq!(strangers.add(0, 0), None, "nothing was touched");
         assert_eq!(Cached::new(0).add(3, 1), due(0, 4), "a step of nothing is after every read");
-        assert_eq!(Cached::new(2 * FOLIO).add(3 * FOLIO, 2 * FOLIO), due(FOLIO, 5 * FOLIO));
+        assert_eq!(Cached::new(2 * FOLIO).add(3 * FOLIO, 2 * FOLIO), due(2 * FOLIO, 5 * FOLIO));
     }
 
     #[test]

@@ -35,13 +35,15 @@ pub trait Collate<S>: Send + Sync + 'static {
     /// batches that are gone.
     ///
     /// # Errors
-    /// Out of memory: it is asked again, with the same sample.
+    /// Out of memory: it is asked again, with the same sample. [`Error::Data`](crate::Error::Data) for a sample that
+    /// can be in no batch: the next one is the first.
     fn begin(&self, rows: usize, first: &S, buffers: &Buffers) -> Result<Self::Partial>;
 
-    /// Takes the sample of a row.
+    /// Takes the sample of a row, while the batch's other workers wait: nothing here should take long.
     ///
     /// # Errors
-    /// [`Error::Data`](crate::Error::Data) for a sample that does not fit its batch.
+    /// [`Error::Data`](crate::Error::Data) for a sample that does not fit its batch. Out of memory: the sample is
+    /// made again.
     fn put(&self, partial: &mut Self::Partial, row: usize, sample: S) -> Result<()>;
 
     /// The batch of the rows that are `present`, in ascending order; at least one is.

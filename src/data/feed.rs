@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::Interrupt;
 use super::identity::join;
 use super::order::Order;
@@ -23,6 +25,35 @@ pub(super) trait Feed: Send {
     fn samples(&self) -> Option<u64>;
 
     fn interrupt(&self) -> Interrupt;
+}
+
+/// What is asked of a feed that another thread is in.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// The loader is dropped.
+    stop: AtomicBool,
+    /// It is to begin elsewhere.
+    begin: AtomicBool,
+}
+
+impl Calls {
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Until it has begun: nobody wants what is planned now.
+    pub(super) fn to_begin(&self, elsewhere: bool) {
+        self.begin.store(elsewhere, Ordering::Release);
+    }
+
+    /// Whether the feed is to come to an end with what it is at.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.is_stopped() || self.begin.load(Ordering::Acquire)
+    }
 }
 
 /// A batch before it is read.

@@ -82,8 +82,8 @@ impl<B: 'static> Loader<B> {
         self.engine.samples()
     }
 
-    /// Batches of a whole epoch that this rank gets, for a schedule; `None` for a stream. One whose
-    /// records are all bad does not come, but as errors.
+    /// Batches of a whole epoch that this rank gets, for a schedule; `None` for a stream. Fewer come
+    /// where all records of one are bad.
     pub fn batches(&self) -> Option<u64> {
         self.engine.samples().map(|samples| self.deal.batches(samples))
     }
@@ -104,10 +104,13 @@ impl<B: 'static> Loader<B> {
         feed::check(position, self.engine.order())?;
         // What was made ahead is gone from here on, whether the files can be opened or not.
         self.stage.clear();
-        self.begun = false;
+        self.bad.forget_ahead();
+        (self.begun, self.refused) = (false, false);
         self.engine.begin(position)?;
+        if position.samples == 0 || position.epoch != self.position.epoch {
+            self.bad.begin_epoch();
+        }
         self.position = DataPosition { order: self.engine.order(), ..position };
-        self.bad.begin_epoch();
         self.begun = true;
         Ok(())
     }
@@ -139,7 +142,7 @@ impl<B: 'static> Loader<B> {
         let bad = of_records.len();
         let told = self.bad.told_of(of_records);
         last.splice(0..0, own);
-        if told.is_empty() && batch.is_none() && last.is_empty() {
+        if batch.is_none() && last.is_empty() {
             last.extend(self.bad.nothing_left(bad));
         }
         told.into_iter().for_each(|error| self.stage.push_error(error));
@@ -151,7 +154,10 @@ impl<B: 'static> Loader<B> {
     /// Gives what is there, and sends the next batch on its way where it is ready.
     fn give(&mut self) -> Option<Result<Loaded<B>>> {
         let (item, after) = self.stage.give()?;
-        self.position = after.unwrap_or(self.position);
+        if let Some(after) = after {
+            self.position = after;
+            self.bad.settle();
+        }
         if item.is_ok() {
             self.send_ahead();
         }
@@ -179,18 +185,21 @@ impl<B: 'static> Iterator for Loader<B> {
             if let Some(item) = self.give() {
                 return Some(item);
             }
+            // A loop that goes on after errors ends here, at the same epoch's start.
+            if std::mem::take(&mut self.refused) {
+                return None;
+            }
             let ready = if self.begun { Ok(()) } else { self.begin() };
             if let Err(error) = ready.and_then(|()| self.start_threads()) {
-                // A loop that goes on after errors ends here, at the same epoch's start.
-                self.refused = !self.refused;
-                return self.refused.then_some(Err(error));
+                self.refused = true;
+                return Some(Err(error));
             }
-            self.refused = false;
             match self.engine.next(self.workers) {
                 Next::Batch(done, after) => self.take(done, after),
                 Next::Failed(error) => return Some(Err(error)),
                 Next::EpochEnds => {
-                    self.position = DataPosition::at_epoch(self.position.epoch + 1);
+                    self.bad.settle();
+                    self.position = DataPosition::at_epoch(self.position.epoch.saturating_add(1));
                     self.begun = false;
                     return None;
                 }

@@ -202,14 +202,14 @@ impl Packed {
     /// *Cost*: the labels that are not `ignore` are counted, for which CUDA is waited for.
     ///
     /// # Errors
-    /// libtorch's, such as for labels of another shape.
+    /// [`Error::Config`] for labels of another shape than the tokens; libtorch's.
     pub fn next_label(&self, labels: &Tensor, ignore: i64) -> Result<Shifted> {
         shifted::by_labels(&self.tokens, labels, &self.follows()?, ignore)
     }
 
     /// Of each token but a row's first, whether it follows one of its document.
     fn follows(&self) -> Result<Tensor> {
-        let length = self.segments.size()[1] - 1;
+        let length = (shifted::width(&self.segments)? - 1).max(0);
         let (here, next) = (self.segments.f_narrow(1, 0, length)?, self.segments.f_narrow(1, 1, length)?);
         Ok(here.f_eq_tensor(&next)?.f_logical_and(&next.f_ne(0)?)?)
     }

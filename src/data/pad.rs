@@ -80,7 +80,7 @@ impl<F> Pad<F> {
         self
     }
 
-    fn check(&self, sample: &mut impl Lists) -> Result<()> {
+    fn fit(&self, sample: &mut impl Lists) -> Result<()> {
         lists::check(sample)?;
         match (self.length, self.longer) {
             (Some(length), Longer::Refused) if sample.length() > length => Err(Error::data(format!(
@@ -95,10 +95,22 @@ impl<F> Pad<F> {
         }
     }
 
+    /// A length of rows, of which so many can be.
+    fn rounded(&self, length: usize, rows: usize) -> Result<usize> {
+        let rounded = length.checked_next_multiple_of(self.multiple);
+        rounded.filter(|length| length.checked_mul(rows).is_some()).ok_or_else(|| {
+            let multiple = self.multiple;
+            Error::config(
+                "Pad",
+                format!("{rows} rows of {length} elements or more, a multiple of {multiple}"),
+            )
+        })
+    }
+
     fn batch<L: Lists<Fill = F>>(&self, samples: &Waiting<L>) -> Result<L::Batch<Padded>> {
         let used: Vec<usize> = samples.present().map(Lists::length).collect();
         let longest = used.iter().copied().max().unwrap_or_default();
-        let length = self.length.unwrap_or(longest).next_multiple_of(self.multiple);
+        let length = self.rounded(self.length.unwrap_or(longest), used.len())?;
         let lengths = used.iter().map(|length| *length as i64).collect();
         let piece =
             |(row, lists): (usize, _)| Piece { lists, range: 0..Lists::length(lists), at: row * length };
@@ -116,12 +128,16 @@ macro_rules! pads {
             type Partial = Waiting<$lists>;
             type Batch = $batch;
 
+            fn check(&self) -> Result<()> {
+                self.rounded(self.length.unwrap_or_default(), 1).map(|_| ())
+            }
+
             fn begin(&self, rows: usize, _: &$lists, buffers: &Buffers) -> Result<Self::Partial> {
                 Ok(Waiting::new(rows, buffers))
             }
 
             fn put(&self, partial: &mut Self::Partial, row: usize, mut sample: $lists) -> Result<()> {
-                self.check(&mut sample)?;
+                self.fit(&mut sample)?;
                 partial.put(row, sample);
                 Ok(())
             }
@@ -135,6 +151,10 @@ macro_rules! pads {
             type Partial = (Waiting<$lists>, U::Rows);
             type Batch = ($batch, U::Batch);
 
+            fn check(&self) -> Result<()> {
+                self.rounded(self.length.unwrap_or_default(), 1).map(|_| ())
+            }
+
             fn first_decides(&self) -> bool {
                 true
             }
@@ -145,7 +165,7 @@ macro_rules! pads {
 
             fn put(&self, partial: &mut Self::Partial, row: usize, sample: ($lists, U)) -> Result<()> {
                 let (mut lists, beside) = sample;
-                self.check(&mut lists)?;
+                self.fit(&mut lists)?;
                 beside.put(&mut partial.1, row)?;
                 partial.0.put(row, lists);
                 Ok(())
@@ -180,7 +200,7 @@ impl Padded {
     /// libtorch's.
     pub fn mask(&self) -> Result<Tensor> {
         let device = self.tokens.device();
-        let places = Tensor::f_arange(self.tokens.size()[1], (Kind::Int64, device))?;
+        let places = Tensor::f_arange(shifted::width(&self.tokens)?, (Kind::Int64, device))?;
         let lengths = Tensor::f_from_slice(&self.lengths)?.f_to_device(device)?;
         Ok(places.f_lt_tensor(&lengths.f_unsqueeze(1)?)?)
     }
@@ -200,14 +220,14 @@ impl Padded {
     /// *Cost*: the labels that are not `ignore` are counted, for which CUDA is waited for.
     ///
     /// # Errors
-    /// libtorch's, such as for labels of another shape.
+    /// [`Error::Config`] for labels of another shape than the tokens; libtorch's.
     pub fn next_label(&self, labels: &Tensor, ignore: i64) -> Result<Shifted> {
         shifted::by_labels(&self.tokens, labels, &self.follows()?, ignore)
     }
 
     /// Of each token but a row's first, whether it follows one.
     fn follows(&self) -> Result<Tensor> {
-        let width = self.tokens.size()[1];
+        let width = shifted::width(&self.tokens)?;
         let followed = (width - 1).max(0);
         Ok(self.mask()?.f_narrow(1, width - followed, followed)?)
     }

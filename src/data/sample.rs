@@ -30,7 +30,7 @@ pub trait Sample: Send + 'static {
     /// Room for so many samples of this one's shape.
     ///
     /// # Errors
-    /// Out of memory.
+    /// Out of memory; [`Error::Data`] for a sample that can be in no batch.
     fn rows(&self, rows: usize, buffers: &Buffers) -> Result<Self::Rows>;
 
     /// Copies the sample into its row.
@@ -72,7 +72,8 @@ impl Sample for Array {
 
 /// Its bytes are copied once, or twice where they do not lie one after another; libtorch's allocator counts it
 /// while it waits. One on another device, one that is sparse or quantized, and one that requires a gradient, which
-/// no batch passes on, are errors of their records.
+/// no batch passes on, are errors of their records. Nobody may write to it, or to a tensor that shares its memory,
+/// until its batch is there.
 impl Sample for Tensor {
     type Batch = Tensor;
     type Rows = Rows;

@@ -31,8 +31,16 @@ pub(super) fn by_labels(tokens: &Tensor, labels: &Tensor, follows: &Tensor, igno
     Ok(Shifted { inputs, labels, count: count.try_into().unwrap_or_default() })
 }
 
+/// The length of rows.
+pub(super) fn width(rows: &Tensor) -> Result<i64> {
+    match rows.size()[..] {
+        [_, length] => Ok(length),
+        ref other => Err(Error::config("tokens", format!("{other:?} where rows are [n, length]"))),
+    }
+}
+
 fn shifted(tokens: &Tensor, beside: &Tensor, follows: &Tensor, ignore: i64) -> Result<(Tensor, Tensor)> {
-    let width = tokens.size()[1];
+    let width = width(tokens)?;
     let length = (width - 1).max(0);
     let next = beside.f_narrow(1, width - length, length)?.f_to_kind(Kind::Int64)?;
     let ignored = next.f_full_like(ignore)?;

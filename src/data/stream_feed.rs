@@ -1,7 +1,6 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::feed::{Deal, Feed, Planned, PlannedSample, Whose};
+use super::feed::{Calls, Deal, Feed, Planned, PlannedSample, Whose};
 use super::order::Order;
 use super::random::mix;
 use super::{Interrupt, Origin, Stream};
@@ -29,8 +28,8 @@ pub(super) struct Records<S: Stream> {
     failed: Option<Error>,
     /// The stream is at its end, whatever it would say.
     ended: bool,
-    /// The loader is dropped: nobody waits for what is read.
-    stop: Arc<AtomicBool>,
+    /// Whether nobody waits for what is read.
+    calls: Arc<Calls>,
 }
 
 type Read<S> = Result<StreamJob<<S as Stream>::Record>>;
@@ -50,7 +49,7 @@ pub struct StreamJob<R> {
 }
 
 impl<S: Stream> Records<S> {
-    pub(super) fn new(stream: S, deal: Deal, buffer: u64, stop: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(stream: S, deal: Deal, buffer: u64, calls: Arc<Calls>) -> Self {
         let block = if deal.shuffle.is_some() { buffer.max(1) } else { 1 };
         Self {
             stream,
@@ -63,7 +62,7 @@ impl<S: Stream> Records<S> {
             start_mark: None,
             failed: None,
             ended: false,
-            stop,
+            calls,
         }
     }
 
@@ -152,7 +151,7 @@ impl<S: Stream> Records<S> {
     }
 
     fn is_over(&mut self) -> bool {
-        self.ended |= self.stop.load(Ordering::Acquire);
+        self.ended |= self.calls.are_waiting();
         self.ended
     }
 }
@@ -162,12 +161,17 @@ impl<S: Stream> Feed for Records<S> {
 
     fn begin(&mut self, from: DataPosition) -> Result<()> {
         let order = self.order();
+        let start = from.samples - from.samples % self.block;
+        let marked = from.mark.map_or(0, |mark| mark.record);
+        if marked > start {
+            let problem = format!("the data position is at record {start}, and its mark at record {marked}");
+            return Err(Error::State { problems: vec![problem] });
+        }
         self.stream.begin(from.epoch, from.mark)?;
         self.held.clear();
         (self.failed, self.ended) = (None, false);
         self.at = DataPosition { order, ..from };
-        let start = from.samples - from.samples % self.block;
-        for record in from.mark.map_or(0, |mark| mark.record)..start {
+        for record in marked..start {
             if !self.skip()? {
                 let problem = format!("the data position is at record {start} of a stream of {record}");
                 return Err(Error::State { problems: vec![problem] });
@@ -199,9 +203,14 @@ impl<S: Stream> Feed for Records<S> {
         if jobs.is_empty() {
             return None;
         }
-        self.at.samples += taken;
-        let in_block = self.block > 1 && self.at.samples < self.start + self.block;
-        self.at.mark = if in_block { self.start_mark } else { self.stream.mark() };
+        // Where nothing is consumed, the mark of what was read would pass over it.
+        if taken > 0 {
+            self.at.samples += taken;
+            let in_block = self.block > 1 && self.at.samples < self.start + self.block;
+            let mark = if in_block { self.start_mark } else { self.stream.mark() };
+            // A stream may count on at its end; from an earlier mark there is more to pass over, and no less.
+            self.at.mark = mark.filter(|mark| mark.record <= self.at.samples).or(self.at.mark);
+        }
         Some(Planned { jobs, after: self.at })
     }
 

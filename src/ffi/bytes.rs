@@ -27,22 +27,25 @@ pub(crate) fn are_bools(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte <= 1)
 }
 
-/// The numbers of bytes in the machine's order, which may lie anywhere. `None` for a type that is not of
-/// tch's own ones, for half a number, and for bytes that are no `bool`.
-pub(crate) fn numbers<T: Element + Copy + 'static>(bytes: &[u8]) -> Option<Vec<T>> {
+/// The numbers of bytes in the machine's order, which may lie anywhere, behind those of a list. `None` for a type
+/// that is not of tch's own ones, for half a number, and for bytes that are no `bool`.
+pub(crate) fn numbers<T: Element + Copy + 'static>(bytes: &[u8], mut list: Vec<T>) -> Option<Vec<T>> {
     let width = std::mem::size_of::<T>();
     let of_bools = TypeId::of::<T>() == TypeId::of::<bool>();
     if !is_own::<T>() || !bytes.len().is_multiple_of(width) || (of_bools && !are_bools(bytes)) {
         return None;
     }
     let count = bytes.len() / width;
-    let mut numbers = Vec::<T>::with_capacity(count);
-    // SAFETY: the vector has room for as many bytes, and was just made, so that they do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), numbers.as_mut_ptr().cast(), bytes.len()) };
+    list.reserve_exact(count);
+    // SAFETY: the list has room for as many bytes behind its end, and is ours alone, so that they do not overlap.
+    unsafe {
+        let end = list.as_mut_ptr().add(list.len());
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), end.cast(), bytes.len());
+    }
     // SAFETY: so many elements were written; each pattern is a value of a number's type, and those of
     // `bool` were looked at.
-    unsafe { numbers.set_len(count) };
-    Some(numbers)
+    unsafe { list.set_len(list.len() + count) };
+    Some(list)
 }
 
 /// tch's `Element` can be implemented for other types, which may have patterns that are no value.
@@ -125,7 +128,8 @@ pub(crate) fn read<R>(tensor: &Tensor, body: impl FnOnce(&[u8]) -> R) -> Result<
         return Ok(body(&[]));
     }
     // SAFETY: a contiguous tensor has `length` bytes from `data` on, which the borrow keeps
-    // alive; whoever holds the training mutably keeps others from writing meanwhile.
+    // alive; whoever holds the training mutably, and whoever gives a sample away, keeps others from
+    // writing meanwhile.
     Ok(body(unsafe { std::slice::from_raw_parts(data, length) }))
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memfit::data::{
-    Csv, Fields, Line, Lines, Loader, LoaderBuilder, Origin, Row, Stream, StreamJob, json, numbers,
+    Csv, Fields, Line, Lines, Loader, LoaderBuilder, Origin, Row, Stream, StreamJob, Tail, json, numbers,
 };
 use memfit::tch::Tensor;
 use memfit::{DataPosition, Error, Mark};

@@ -140,6 +140,57 @@ fn a_run_resumes_with_every_record_once_after_a_file_is_repaired() {
     }
 }
 
+/// The samples that fill no batch of every rank are left out of an epoch that ends, not of one that breaks off.
+#[test]
+fn a_break_among_the_last_samples_loses_none_of_them() {
+    let _guard = support::serial();
+    let folder = tempfile::tempdir().unwrap();
+    let text = numbered(0, 48);
+    // Whole lines, and one that ends in the middle of nothing: the file is no longer what it says.
+    let whole = gzip(&text);
+    for (buffer, world, batch) in [(1, 3, 2), (8, 3, 2), (8, 1, 5), (16, 2, 3)] {
+        let path = write(&folder, "lines", &[&gzip(&numbered(0, 40))[..], b"no gzip"].concat());
+        let build = |rank| {
+            let loader = shuffled(Lines::of_file(&path), 4, buffer).batch(batch).rank(rank, world);
+            loader.tail(Tail::Drop).build().unwrap()
+        };
+        let (mut before, mut positions) = (Vec::new(), Vec::new());
+        for rank in 0..world {
+            let mut damaged = build(rank);
+            let mut errors = 0;
+            while errors == 0 {
+                match damaged.next().unwrap() {
+                    Ok(loaded) => before.extend(read(&loaded.batch)),
+                    Err(_) => errors += 1,
+                }
+            }
+            positions.push(damaged.data_position());
+        }
+        assert!(positions.iter().all(|position| *position == positions[0]), "{positions:?}");
+        assert_eq!(positions[0].samples, before.len() as u64, "{buffer} {world} {batch}");
+        write(&folder, "lines", &whole);
+        for (rank, position) in positions.into_iter().enumerate() {
+            let mut repaired = build(rank);
+            repaired.seek(position).unwrap();
+            before.extend(epoch(&mut repaired));
+        }
+        let wanted = 48 - 48 % (world * batch);
+        let ids = sorted(before);
+        assert_eq!(ids.len(), wanted, "{buffer} {world} {batch}");
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");
+    }
+}
+
+#[test]
+fn a_mark_behind_its_position_is_refused() {
+    let _guard = support::serial();
+    let mut whole = shuffled(lines_of(b"0\n1\n2\n3\n"), 4, 1).batch(1).build().unwrap();
+    let mut position = whole.next().unwrap().unwrap().position;
+    position.samples = 0;
+    let error = whole.seek(position).unwrap_err().to_string();
+    assert!(error.contains("is at record 0, and its mark at record 1"), "{error}");
+}
+
 #[test]
 fn files_are_told_apart_by_their_names_below_the_folder_of_all() {
     let _guard = support::serial();

@@ -47,15 +47,6 @@ impl Training {
     }
 }
 
-/// Until all that may be is made ahead.
-fn until(bytes: u64) {
-    let start = Instant::now();
-    while live() != bytes {
-        assert!(start.elapsed() < Duration::from_secs(60), "{} instead of {bytes}", live());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// The splits of two steps, where the budget is so many bytes short of the step and of what is ahead.
 fn splits(prefetch: usize, short: u64) -> Vec<Option<Split>> {
     let mut training = Training::new();
@@ -71,7 +62,8 @@ fn splits(prefetch: usize, short: u64) -> Vec<Option<Split>> {
         let batch = batches.next().unwrap();
         assert_eq!(values(&batch.select(1, 0))[0] as f32, (index * ROWS) as f32 / 1e4);
         batches.peek().unwrap();
-        until(between + (prefetch as u64 + 2) * BYTES);
+        let full = between + (prefetch as u64 + 2) * BYTES;
+        until("all batches are there", || live() == full);
         splits.push(training.step(&batch));
     }
     splits

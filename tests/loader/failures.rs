@@ -104,12 +104,15 @@ fn an_origin_that_panics_ends_no_loader() {
     }
     let _serial = serial();
     std::panic::set_hook(Box::new(|_| {}));
-    for workers in [0, 2] {
-        let items: Vec<_> = Loader::new(Nameless).batch(2).workers(workers).build().unwrap().collect();
+    let epoch =
+        |workers| Loader::new(Nameless).batch(2).workers(workers).build().map(Iterator::collect::<Vec<_>>);
+    let epochs = [0, 2].map(epoch);
+    let _ = std::panic::take_hook();
+    for items in epochs {
+        let items = items.unwrap();
         assert_eq!(items.len(), 3);
         assert_eq!(items[0].as_ref().unwrap_err().to_string(), "the data: bad");
     }
-    let _ = std::panic::take_hook();
 }
 
 #[test]
@@ -147,5 +150,69 @@ fn the_records_before_a_fatal_error_come_before_it() {
         assert_eq!(ints(&loader.next().unwrap().unwrap()), [4, 5]);
         assert!(matches!(loader.next(), Some(Err(Error::Io { .. }))));
         assert!(loader.next().is_none());
+    }
+}
+
+#[test]
+fn what_comes_again_after_a_seek_is_passed_over_once() {
+    let _serial = serial();
+    let numbers = Numbers { len: 6, bad: |index| index == 2 || index == 3 };
+    for workers in [0, 2] {
+        let loader = Loader::new(Numbers { ..numbers }).batch(4).workers(workers).pass_over(1);
+        let mut loader = loader.build().unwrap();
+        assert!(loader.next().unwrap().is_err(), "the second one");
+        let position = loader.data_position();
+        assert_eq!((position.samples, loader.passed_over()), (0, 0), "their batch was not given yet");
+        loader.seek(position).unwrap();
+        assert!(loader.next().unwrap().is_err());
+        assert_eq!(ints(&loader.next().unwrap().unwrap()), [0, 1]);
+        assert_eq!(loader.passed_over(), 1);
+        // The epoch's one was passed over, wherever it goes on.
+        let mut position = loader.data_position();
+        position.samples = 2;
+        loader.seek(position).unwrap();
+        assert_eq!(loader.by_ref().filter(Result::is_err).count(), 2);
+        assert_eq!(loader.passed_over(), 1);
+    }
+}
+
+#[test]
+fn a_panic_of_what_is_dropped_reaches_the_consumer() {
+    let _serial = serial();
+    /// A batch in the making that cannot be dropped in peace.
+    struct Broken(Vec<i64>);
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            panic!("not dropped");
+        }
+    }
+    struct Breaks;
+    impl memfit::data::Collate<i64> for Breaks {
+        type Partial = Broken;
+        type Batch = Tensor;
+
+        fn begin(&self, _: usize, _: &i64, _: &memfit::data::Buffers) -> Result<Broken> {
+            Ok(Broken(Vec::new()))
+        }
+
+        fn put(&self, partial: &mut Broken, _: usize, sample: i64) -> Result<()> {
+            partial.0.push(sample);
+            Ok(())
+        }
+
+        fn end(&self, partial: &mut Broken, _: &[usize]) -> Result<Tensor> {
+            Ok(Tensor::from_slice(&partial.0))
+        }
+    }
+    std::panic::set_hook(Box::new(|_| {}));
+    let epochs = [0, 2].map(|workers| {
+        let loader = Loader::new(numbers(2)).batch(2).workers(workers).collate(Breaks).build().unwrap();
+        support::waiting::ends("the epoch", move || loader.collect::<Vec<_>>())
+    });
+    let _ = std::panic::take_hook();
+    for items in epochs {
+        let [Ok(batch), Err(error)] = &items[..] else { panic!("{items:?}") };
+        assert_eq!(batch.size(), [2]);
+        assert!(error.to_string().contains("not dropped"), "{error}");
     }
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use memfit::data::{Loaded, Loader, LoaderBuilder, Random, Source, Tail};
 use memfit::tch::{Kind, Tensor};
 use memfit::{Batch, DataPosition, Error, Result};
+use support::waiting::{until, until_others_wait};
 use support::{live, serial, values};
 
 /// The numbers below a limit; some are bad.

@@ -60,7 +60,7 @@ fn memory_that_ran_out_is_told_and_the_batch_is_not_lost() {
         let mut loader = loader.batch(2).workers(workers).prefetch(1).build().unwrap();
         let first = loader.next().unwrap().unwrap();
         // Room for what there is, and not for another batch.
-        std::thread::sleep(Duration::from_millis(50));
+        until_others_wait();
         let limit = memfit::memory::Limit::new(live() + 1000).unwrap();
         let _kept = loader.next().filter(|_| workers > 0);
         for _ in 0..3 {

@@ -52,14 +52,22 @@ fn a_rank_whose_batch_is_all_passed_over_says_so_in_its_place() {
 }
 
 #[test]
-fn records_that_are_told_fill_their_place() {
+fn records_that_are_told_are_no_batch_either() {
     let _serial = serial();
     for load in [of_source as Load, of_stream] {
         let mut loader = load(4, 1, 2, 2);
         let items: Vec<Result<Loaded<Tensor>>> = loader.by_ref().collect();
-        // Two of the bad ones are passed over, and two told where their batch would be; then the fifth.
-        let told: Vec<bool> = items.iter().map(|item| matches!(item, Err(Error::Data { .. }))).collect();
-        assert_eq!(told, [false, true, true, true, false, false]);
+        let kinds: Vec<char> = items
+            .iter()
+            .map(|item| match item {
+                Ok(_) => 'b',
+                Err(Error::Data { .. }) => 'd',
+                Err(Error::EmptyBatch { records: 4, rank: 1, world: 2 }) => 'e',
+                Err(error) => panic!("{error}"),
+            })
+            .collect();
+        // Two of the bad ones are passed over, two told, and their batch does not come; then the fifth is told.
+        assert_eq!(kinds, ['b', 'd', 'd', 'e', 'd', 'b', 'b']);
         assert_eq!(loader.passed_over(), 2);
     }
 }

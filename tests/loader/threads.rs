@@ -15,15 +15,15 @@ fn a_loader_that_is_dropped_stops_its_threads_at_once() {
     let counted = Counted(alive.clone());
     let loader = Loader::new(numbers(1_000_000)).map(move |n, _| {
         let _ = &counted;
-        // The first batch is there at once, the second would take seconds.
-        std::thread::sleep(Duration::from_millis(if n < 10_000 { 0 } else { 1 }));
+        // The first batch is there at once, the second would take two minutes.
+        std::thread::sleep(Duration::from_millis(if n < 10_000 { 0 } else { 50 }));
         Ok(n)
     });
     let mut loader = loader.batch(10_000).workers(4).prefetch(2).build().unwrap();
     assert_eq!(loader.next().unwrap().unwrap().rows(), 10_000);
     let start = Instant::now();
     drop(loader);
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     assert_eq!(alive.load(Ordering::SeqCst), 0, "no thread holds the transform any more");
 }
 
@@ -45,15 +45,59 @@ fn operators_in_a_transform_stay_on_their_thread() {
 #[test]
 fn dropping_does_not_wait_for_a_shuffle_buffer_to_fill() {
     let _serial = serial();
-    let slow = Slow { next: 0, ends: u64::MAX };
-    let loader = Loader::stream(slow).shuffle_buffer(500).shuffle(1).batch(250).workers(1);
-    let mut loader = loader.prefetch(3).build().unwrap();
-    // The first block is given out and the second one, of half a second, has begun.
-    assert!(loader.next().unwrap().is_ok() && loader.next().unwrap().is_ok());
-    std::thread::sleep(Duration::from_millis(20));
+    let (mut loader, _) = in_its_second_block();
+    assert!(loader.next().unwrap().is_ok());
     let start = Instant::now();
     drop(loader);
-    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
+fn going_elsewhere_does_not_wait_for_a_shuffle_buffer_to_fill() {
+    let _serial = serial();
+    let (mut loader, begun) = in_its_second_block();
+    let start = Instant::now();
+    loader.seek(DataPosition::default()).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert_eq!(begun.load(Ordering::SeqCst), 2);
+    let mut found = [(); 2].map(|()| ints(&loader.next().unwrap().unwrap())).concat();
+    found.sort_unstable();
+    assert_eq!(found, (0..BLOCK).collect::<Vec<_>>());
+}
+
+const BLOCK: u64 = 64;
+
+/// Of a stream that takes a minute for its second block of [`BLOCK`] records; a half of the first one was given, and
+/// the second has begun. Beside it, how often the stream began.
+fn in_its_second_block() -> (Loader<Tensor>, Arc<AtomicUsize>) {
+    struct Slower(u64, Arc<AtomicUsize>, Arc<AtomicUsize>);
+    impl memfit::data::Stream for Slower {
+        type Record = i64;
+
+        fn begin(&mut self, _: u64, _: Option<memfit::Mark>) -> Result<()> {
+            self.0 = 0;
+            self.2.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+
+        fn next(&mut self) -> Option<Result<(i64, memfit::data::Origin)>> {
+            let at = self.0;
+            self.0 += 1;
+            if at >= BLOCK {
+                self.1.store(1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            Some(Ok((at as i64, memfit::data::Origin::default())))
+        }
+    }
+    let (entered, begun) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let stream = Slower(0, entered.clone(), begun.clone());
+    let loader =
+        Loader::stream(stream).shuffle_buffer(BLOCK as usize).shuffle(1).batch(BLOCK as usize / 2).workers(1);
+    let mut loader = loader.prefetch(3).build().unwrap();
+    assert!(loader.next().unwrap().is_ok());
+    until("the second block", || entered.load(Ordering::SeqCst) == 1);
+    (loader, begun)
 }
 
 #[test]

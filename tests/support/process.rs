@@ -1,5 +1,6 @@
 //! The process, as the system sees it.
 
+#[cfg(target_os = "linux")]
 use std::path::Path;
 use std::process::Command;
 

@@ -49,11 +49,12 @@ fn others_waits() -> Option<Vec<(String, u64)>> {
         }
         // One that has ended meanwhile may have woken another.
         let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-        let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
-        if !of("State:").starts_with('S') {
+        let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        if !of("State:")?.starts_with('S') {
             return None;
         }
-        waits.push((name, of("voluntary_ctxt_switches:").parse().unwrap()));
+        // Where it is not counted, twice the same states have to do.
+        waits.push((name, of("voluntary_ctxt_switches:").map_or(0, |count| count.parse().unwrap())));
     }
     Some(waits)
 }

@@ -1,11 +1,11 @@
 //! What the loader asks of the engine, on the training's own thread.
 
-use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
+use super::Engine;
 use super::work::Work;
-use super::{Engine, caught};
 use crate::data::Interrupt;
+use crate::data::caught::caught;
 use crate::data::collate::Collate;
 use crate::data::deliver::{Deliver, Next};
 use crate::data::slot::Front;
@@ -20,7 +20,10 @@ where
 {
     fn begin(&self, from: DataPosition) -> Result<()> {
         self.lock().abandon();
+        // A worker that fills a shuffle buffer leaves it at the next record.
+        self.calls.to_begin(true);
         let mut feed = self.lock_feed();
+        self.calls.to_begin(false);
         caught("opening the data", || feed.begin(from))?;
         self.lock().ended = false;
         self.more.notify_all();
@@ -74,11 +77,11 @@ where
     }
 
     fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        self.calls.stop();
         if let Interrupt::With(wake) = &self.interrupt {
             wake();
         }
-        // The lock is taken so that no worker is between its look at `stopped` and its wait.
+        // The lock is taken so that no worker is between its look at the call and its wait.
         drop(self.lock());
         self.more.notify_all();
     }

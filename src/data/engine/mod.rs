@@ -4,8 +4,6 @@ mod consumer;
 mod work;
 mod worker;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tch::Device;
@@ -13,9 +11,9 @@ use tch::Device;
 use self::work::Work;
 use super::buffers::Buffers;
 use super::collate::Collate;
-use super::feed::Feed;
+use super::feed::{Calls, Feed};
 use super::{Interrupt, Origin, Random};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// How a job becomes a sample, and samples a batch.
 pub(crate) struct Pipeline<J, S, C: Collate<S>> {
@@ -44,7 +42,7 @@ pub(crate) struct Engine<J, S, C: Collate<S>> {
     more: Condvar,
     /// The consumer waits for the batch in front.
     ready: Condvar,
-    stopped: Arc<AtomicBool>,
+    calls: Arc<Calls>,
 }
 
 impl<J, S, C> Engine<J, S, C>
@@ -57,7 +55,7 @@ where
     pub(crate) fn new(
         pipeline: Pipeline<J, S, C>,
         feed: Box<dyn Feed<Job = J>>,
-        stopped: Arc<AtomicBool>,
+        calls: Arc<Calls>,
         prefetch: usize,
         share: usize,
     ) -> Self {
@@ -70,7 +68,7 @@ where
             work: Mutex::new(Work::new(prefetch, share)),
             more: Condvar::new(),
             ready: Condvar::new(),
-            stopped,
+            calls,
         }
     }
 
@@ -83,14 +81,6 @@ where
     }
 
     fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
-    }
-}
-
-/// Runs a user's code; its panic is an error.
-fn caught<R>(place: &'static str, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(result) => result,
-        Err(payload) => Err(Error::from_panic(payload, place)),
+        self.calls.is_stopped()
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tch::Device;
 
 use super::work::Task;
-use super::{Engine, Pipeline, caught};
+use super::{Engine, Pipeline};
+use crate::data::caught::caught;
 use crate::data::collate::Collate;
 use crate::data::slot::{Share, Slot};
 use crate::data::{Random, transfer};

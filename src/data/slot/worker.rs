@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Slot, Standing};
 use crate::data::buffers::Buffers;
+use crate::data::caught::caught;
 use crate::data::collate::Collate;
 use crate::error::{Error, Result};
 
@@ -49,8 +50,12 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         let put = match &mut state.partial {
             Some(partial) => collate.put(partial, row, sample),
             none => collate.begin(self.jobs.len(), &sample, buffers).and_then(|partial| {
-                let partial = none.insert(partial);
-                collate.put(partial, row, sample)
+                let put = collate.put(none.insert(partial), row, sample);
+                if put.is_err() {
+                    // One that is not in the batch does not decide what fits it.
+                    *none = None;
+                }
+                put
             }),
         };
         match put {
@@ -117,7 +122,7 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         state.ending = false;
         if !self.wants(share) {
             // Under the lock: whoever sees that nobody is on it finds that it holds nothing.
-            drop((ended, partial));
+            let _ = dropped((ended, partial));
             return state.running == 0;
         }
         state.standing = match ended {
@@ -127,10 +132,18 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
             }
             ended => {
                 // Before the batch can be seen: whoever is given it finds nothing else of it alive.
-                drop(partial);
+                state.own = dropped(partial).err();
                 Standing::Done(ended.map_err(|error| state.own = Some(error)).ok())
             }
         };
         true
     }
+}
+
+/// Drops what a user's code made; a worker that panicked would leave the consumer waiting.
+fn dropped<T>(values: T) -> Result<()> {
+    caught("dropping what a batch was made of", || {
+        drop(values);
+        Ok(())
+    })
 }

@@ -2,8 +2,9 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
-use super::reader::{Reader, inside, room, within};
+use super::reader::{Reader, inside, within};
 use crate::data::identity::{join, of_bytes};
+use crate::data::room::room;
 use crate::data::sample::byte_len;
 use crate::data::{Array, Origin, Random, Source};
 use crate::error::Result;

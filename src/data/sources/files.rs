@@ -4,7 +4,8 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::reader::{broken, cut, found, reserved};
+use super::reader::{broken, cut, found};
+use crate::data::room::reserved;
 use crate::data::{Origin, Random, Source, ends, identity};
 use crate::error::{Error, Result};
 use crate::sys::file;

@@ -2,7 +2,8 @@ use std::path::Path;
 
 use super::array_file::ArrayFile;
 use super::npy_header;
-use super::reader::{Reader, room};
+use super::reader::Reader;
+use crate::data::room::room;
 use crate::error::Result;
 
 /// What every version begins with.

@@ -3,8 +3,9 @@ use std::path::Path;
 use safetensors::tensor::Metadata;
 
 use super::array_file::ArrayFile;
-use super::reader::{Reader, room};
+use super::reader::Reader;
 use crate::data::dtype;
+use crate::data::room::room;
 use crate::error::Result;
 
 /// The longest header that is read, as in the format's own reader.

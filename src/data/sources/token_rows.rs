@@ -1,6 +1,7 @@
-use super::reader::{reserved, within};
+use super::reader::within;
 use super::tokens::{Token, Tokens};
 use crate::data::identity::join;
+use crate::data::room::reserved;
 use crate::data::{Origin, Random, Source};
 use crate::error::{Error, Result};
 

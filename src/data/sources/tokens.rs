@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::reader::{Reader, inside, reserved, room};
+use super::reader::{Reader, inside};
 use super::token_rows::{NextToken, TokenRows};
 use crate::data::Origin;
 use crate::data::identity::join;
+use crate::data::room::{reserved, room};
 use crate::error::{Error, Result};
 
 mod sealed {
@@ -137,7 +138,8 @@ impl<T: Token> Tokens<T> {
         self.remapped(None)
     }
 
-    /// As [`mapped`](Self::mapped), where so many bytes may be resident, and up to 2 MiB more.
+    /// As [`mapped`](Self::mapped), where so many bytes may be resident, and up to 2 MiB more for
+    /// each thread that reads.
     ///
     /// # Errors
     /// As for [`mapped`](Self::mapped).

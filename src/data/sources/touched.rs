@@ -10,6 +10,7 @@ const BITS: u64 = u64::BITS as u64;
 /// Knows the areas of a mapping that may be resident.
 #[derive(Debug)]
 pub(super) struct Touched {
+    len: u64,
     most: u64,
     areas: Box<[AtomicU64]>,
     count: AtomicU64,
@@ -19,7 +20,7 @@ impl Touched {
     /// Of a mapping of `len` bytes, of which about `most` may be resident.
     pub(super) fn new(len: u64, most: u64) -> Self {
         let words = len.div_ceil(AREA).div_ceil(BITS);
-        Self { most, areas: (0..words).map(|_| AtomicU64::new(0)).collect(), count: 0.into() }
+        Self { len, most, areas: (0..words).map(|_| AtomicU64::new(0)).collect(), count: 0.into() }
     }
 
     /// Notes a range of the mapping that was touched; true where more than may be is resident.
@@ -33,7 +34,11 @@ impl Touched {
             word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
         });
         let new = new.count() as u64;
-        new > 0 && (self.count.fetch_add(new, Ordering::Relaxed) + new).saturating_mul(AREA) > self.most
+        if new == 0 {
+            return false;
+        }
+        let areas = self.count.fetch_add(new, Ordering::Relaxed) + new;
+        areas.saturating_mul(AREA).min(self.len) > self.most
     }
 
     /// Forgets all areas. Their pages are given back *afterwards*: what another thread touches after that, it
@@ -60,6 +65,10 @@ mod tests {
         assert!(!resident.add(2 * AREA - 1, 1), "the second again");
         assert!(resident.add(5 * AREA - 1, 2), "two more");
         assert!(!resident.add(7 * AREA, 0), "nothing was touched");
+        // A file that is no whole number of areas, in a bound that is its length.
+        let fits = Touched::new(AREA + 1, AREA + 1);
+        assert!(!fits.add(0, AREA + 1));
+        assert!(Touched::new(AREA + 1, AREA).add(0, AREA + 1));
         let none = Touched::new(AREA, 0);
         assert!(none.add(0, 1));
         none.clear();
