@@ -203,14 +203,12 @@ impl<S: Stream> Feed for Records<S> {
         if jobs.is_empty() {
             return None;
         }
-        // Where nothing is consumed, the mark of what was read would pass over it.
-        if taken > 0 {
-            self.at.samples += taken;
-            let in_block = self.block > 1 && self.at.samples < self.start + self.block;
-            let mark = if in_block { self.start_mark } else { self.stream.mark() };
-            // A stream may count on at its end; from an earlier mark there is more to pass over, and no less.
-            self.at.mark = mark.filter(|mark| mark.record <= self.at.samples).or(self.at.mark);
-        }
+        self.at.samples += taken;
+        let in_block = self.block > 1 && self.at.samples < self.start + self.block;
+        let mark = if in_block { self.start_mark } else { self.stream.mark() };
+        // One behind records that were read and are not consumed would lose them. From an earlier mark there is
+        // more to pass over, and no less.
+        self.at.mark = mark.filter(|mark| mark.record <= self.at.samples).or(self.at.mark);
         Some(Planned { jobs, after: self.at })
     }
 
