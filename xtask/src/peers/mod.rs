@@ -93,7 +93,7 @@ pub fn run(repo: &Repo, python: &Path, options: &Options) -> Result<()> {
         // One after the other, so that a section that fails loses none before it.
         let mut page = Page::read(&path)?;
         page.put(section, &text);
-        page.write(&path, &report::head(options), &notes(repo))?;
+        page.write(&path, report::head(), &notes(repo))?;
         println!("{}: the section {} is written", path.display(), section.name());
     }
     Ok(())
@@ -140,7 +140,7 @@ fn models(setup: &Setup, options: &Options) -> Result<String> {
     for model in MODELS.iter().filter(wanted) {
         let model = Model { steps: options.steps.unwrap_or(model.steps), ..*model };
         let rows = rows(setup, &model, options)?;
-        text += &report::model(&model, &rows);
+        text += &report::model(&model, &rows, options.pairs);
     }
     Ok(text)
 }

@@ -2,25 +2,22 @@
 
 use std::fmt::Write;
 
+use super::Model;
 use super::measure::{Measured, Row, Spread};
 use super::setup::Setup;
-use super::{Model, Options};
 
 const BUDGETS: [u64; 6] = [100, 130, 160, 200, 300, 450];
 const MB: f64 = 1e6;
 
 /// What was compared, and how.
-pub fn head(options: &Options) -> String {
-    format!(
-        "# memfit and PyTorch, measured\n\n\
-         Written by `cargo xtask peers`; do not edit. Both sides train the byte-level GPT of \
-         `examples/gpt` from the same weights on the same rows with equal dropout masks, AdamW fused \
-         on both. Peak bytes are those of libtorch's CPU allocator, counted on both sides by the same \
-         code (`src/ffi/shim/allocator.cpp`) and the same from run to run. Times are ratios: the \
-         median of {} interleaved pairs, with their range; one side idles while the other runs, both \
-         with 2 threads.\n",
-        options.pairs,
-    )
+pub fn head() -> &'static str {
+    "# memfit and PyTorch, measured\n\n\
+     Written by `cargo xtask peers`; do not edit. Both sides train the byte-level GPT of \
+     `examples/gpt` from the same weights on the same rows with equal dropout masks, AdamW fused \
+     on both. Peak bytes are those of libtorch's CPU allocator, counted on both sides by the same \
+     code (`src/ffi/shim/allocator.cpp`) and the same from run to run. Times are ratios: the \
+     median of interleaved pairs, with their range; one side idles while the other runs, both \
+     with 2 threads.\n"
 }
 
 /// On what a section was measured: sections may come from several runs.
@@ -36,7 +33,7 @@ pub fn machine(setup: &Setup) -> String {
 }
 
 /// The tables of one model.
-pub fn model(model: &Model, rows: &[Row]) -> String {
+pub fn model(model: &Model, rows: &[Row], pairs: usize) -> String {
     let mut text = format!("\n## The {} model\n\n", model.name);
     text += "| strategy | peak MB: PyTorch | memfit | ratio | time: memfit / PyTorch | loss: PyTorch | memfit | largest difference |\n";
     text += "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
@@ -44,7 +41,10 @@ pub fn model(model: &Model, rows: &[Row]) -> String {
         text += &compared(row);
     }
     let steps = rows.first().map_or(0, |row| row.memfit.losses.len());
-    let _ = writeln!(text, "\nLosses are those of step {steps}; the difference is the largest of all steps.");
+    let _ = writeln!(
+        text,
+        "\nTimes are of {pairs} pairs. Losses are those of step {steps}; the difference is the largest of all steps."
+    );
     text += &short(model, rows);
     if rows.iter().any(|row| !row.strategy.compared) {
         text += &budgets(rows);
