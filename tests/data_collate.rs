@@ -269,14 +269,52 @@ fn a_bad_record_decides_nothing_for_the_others() {
     }
 }
 
+/// As above, where a record that does not fit is a panic.
+#[test]
+fn a_record_that_panics_decides_nothing_for_the_others() {
+    let _serial = serial();
+    struct Row(Vec<f32>);
+    impl memfit::data::Sample for Row {
+        type Batch = Tensor;
+        type Rows = (usize, memfit::data::Rows);
+
+        fn rows(&self, rows: usize, buffers: &memfit::data::Buffers) -> Result<Self::Rows> {
+            Ok((self.0.len(), self.0.rows(rows, buffers)?))
+        }
+
+        fn put(&self, rows: &mut Self::Rows, row: usize) -> Result<()> {
+            assert!(self.0.len() == 2 && rows.0 == 2, "a row of {} in a batch of {}", self.0.len(), rows.0);
+            self.0.put(&mut rows.1, row)
+        }
+
+        fn batch(rows: &mut Self::Rows, present: &[usize]) -> Result<Tensor> {
+            Vec::<f32>::batch(&mut rows.1, present)
+        }
+    }
+    std::panic::set_hook(Box::new(|_| {}));
+    let epochs = [0, 2].map(|workers| {
+        let rows = Documents(vec![7, 2, 2, 3]);
+        let loader = Loader::new(rows).map(|tokens, _| Ok(Row(vec![tokens[0] as f32; tokens.len()])));
+        loader.batch(4).workers(workers).build().map(Iterator::collect::<Vec<_>>)
+    });
+    let _ = std::panic::take_hook();
+    for items in epochs {
+        let items = items.unwrap();
+        let [Err(first), Err(last), Ok(batch)] = &items[..] else { panic!("{items:?}") };
+        assert!(first.to_string().contains("a row of 7") && last.to_string().contains("a row of 3"));
+        assert_eq!(values(&batch.batch), [2.0, 2.0, 3.0, 3.0]);
+    }
+}
+
 #[test]
 fn lengths_that_cannot_be_are_refused_when_the_loader_is_built() {
     let _serial = serial();
     let lists = || Loader::new(Documents(vec![1; 4])).batch(2);
-    let pad = Pad::to(usize::MAX, 0).multiple_of(2);
-    assert!(matches!(lists().collate(pad).build(), Err(Error::Config { setting: "Pad", .. })));
+    for pad in [Pad::to(usize::MAX, 0).multiple_of(2), Pad::to(usize::MAX, 0)] {
+        assert!(matches!(lists().collate(pad).build(), Err(Error::Config { setting: "Pad", .. })));
+    }
     // Of which one can be, and not two.
-    let mut loader = lists().collate(Pad::to(usize::MAX / 2 + 1, 0)).build().unwrap();
+    let mut loader = lists().collate(Pad::to(i64::MAX as usize / 2 + 1, 0)).build().unwrap();
     assert!(matches!(loader.next(), Some(Err(Error::Config { setting: "Pad", .. }))));
     let flat = Padded { tokens: Tensor::from_slice(&[1_i64]), lengths: vec![1] };
     assert!(matches!(flat.next_token(0), Err(Error::Config { setting: "tokens", .. })));

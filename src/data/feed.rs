@@ -45,9 +45,14 @@ impl Calls {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Until it has begun: nobody wants what is planned now.
-    pub(super) fn to_begin(&self, elsewhere: bool) {
-        self.begin.store(elsewhere, Ordering::Release);
+    /// Nobody wants what is planned now.
+    pub(super) fn begin_elsewhere(&self) {
+        self.begin.store(true, Ordering::Release);
+    }
+
+    /// Whoever called is in the feed.
+    pub(super) fn are_heard(&self) {
+        self.begin.store(false, Ordering::Release);
     }
 
     /// Whether the feed is to come to an end with what it is at.

@@ -209,8 +209,10 @@ impl Packed {
 
     /// Of each token but a row's first, whether it follows one of its document.
     fn follows(&self) -> Result<Tensor> {
-        let length = (shifted::width(&self.segments)? - 1).max(0);
-        let (here, next) = (self.segments.f_narrow(1, 0, length)?, self.segments.f_narrow(1, 1, length)?);
+        let width = shifted::width(&self.segments)?;
+        let length = (width - 1).max(0);
+        let here = self.segments.f_narrow(1, 0, length)?;
+        let next = self.segments.f_narrow(1, width - length, length)?;
         Ok(here.f_eq_tensor(&next)?.f_logical_and(&next.f_ne(0)?)?)
     }
 }

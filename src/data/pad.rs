@@ -98,7 +98,8 @@ impl<F> Pad<F> {
     /// A length of rows, of which so many can be.
     fn rounded(&self, length: usize, rows: usize) -> Result<usize> {
         let rounded = length.checked_next_multiple_of(self.multiple);
-        rounded.filter(|length| length.checked_mul(rows).is_some()).ok_or_else(|| {
+        let all = |length: &usize| length.checked_mul(rows).and_then(|all| i64::try_from(all).ok());
+        rounded.filter(|length| all(length).is_some()).ok_or_else(|| {
             let multiple = self.multiple;
             Error::config(
                 "Pad",

@@ -164,7 +164,9 @@ impl<S: Stream> Feed for Records<S> {
         let start = from.samples - from.samples % self.block;
         let marked = from.mark.map_or(0, |mark| mark.record);
         if marked > start {
-            let problem = format!("the data position is at record {start}, and its mark at record {marked}");
+            let problem = format!(
+                "the data position is at record {start}, and its mark at record {marked}; begin the epoch with DataPosition::at_epoch"
+            );
             return Err(Error::State { problems: vec![problem] });
         }
         self.stream.begin(from.epoch, from.mark)?;
@@ -208,7 +210,11 @@ impl<S: Stream> Feed for Records<S> {
         let mark = if in_block { self.start_mark } else { self.stream.mark() };
         // One behind records that were read and are not consumed would lose them. From an earlier mark there is
         // more to pass over, and no less.
-        self.at.mark = mark.filter(|mark| mark.record <= self.at.samples).or(self.at.mark);
+        let start = self.at.samples - self.at.samples % self.block;
+        self.at.mark = match mark {
+            Some(mark) if mark.record > start => self.at.mark,
+            mark => mark,
+        };
         Some(Planned { jobs, after: self.at })
     }
 

@@ -57,9 +57,15 @@ fn going_elsewhere_does_not_wait_for_a_shuffle_buffer_to_fill() {
     let _serial = serial();
     let (mut loader, begun) = in_its_second_block();
     let start = Instant::now();
+    let mut nowhere = loader.data_position();
+    nowhere.mark = Some(memfit::Mark { record: 1, ..Default::default() });
+    assert!(loader.seek(nowhere).is_err());
+    // It is where it was: the other half of the first block comes.
+    assert_eq!(loader.next().unwrap().unwrap().position.samples, BLOCK);
+    loader.seek(DataPosition::default()).unwrap();
     loader.seek(DataPosition::default()).unwrap();
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-    assert_eq!(begun.load(Ordering::SeqCst), 2);
+    assert_eq!(begun.load(Ordering::SeqCst), 4);
     let mut found = [(); 2].map(|()| ints(&loader.next().unwrap().unwrap())).concat();
     found.sort_unstable();
     assert_eq!(found, (0..BLOCK).collect::<Vec<_>>());

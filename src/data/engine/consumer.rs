@@ -21,9 +21,9 @@ where
     fn begin(&self, from: DataPosition) -> Result<()> {
         self.lock().abandon();
         // A worker that fills a shuffle buffer leaves it at the next record.
-        self.calls.to_begin(true);
+        self.calls.begin_elsewhere();
         let mut feed = self.lock_feed();
-        self.calls.to_begin(false);
+        self.calls.are_heard();
         caught("opening the data", || feed.begin(from))?;
         self.lock().ended = false;
         self.more.notify_all();

@@ -31,7 +31,11 @@ where
             match work.task() {
                 Some(task) => {
                     drop(work);
-                    self.run(task);
+                    // All that can fail is told where it failed; this is what a drop of the user's may do.
+                    let _ = caught("a data thread", || {
+                        self.run(task);
+                        Ok(())
+                    });
                 }
                 None => drop(self.more.wait(work)),
             }
@@ -78,9 +82,7 @@ where
             }
             let Some(Some((place, job))) = slot.jobs.get(*row) else { continue };
             let sample = self.sample(job, slot.after.epoch, *place);
-            let put = sample.and_then(|sample| {
-                caught("collating a batch", || slot.put(share, *row, sample, collate, buffers))
-            });
+            let put = sample.and_then(|sample| slot.put(share, *row, sample, collate, buffers));
             match put {
                 Ok(()) => {}
                 Err(error) if error.is_out_of_memory() => {

@@ -8,9 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use self::consumer::Front;
 pub(crate) use self::worker::Share;
+use super::caught::caught;
 use super::collate::Collate;
 use super::feed::{Planned, PlannedSample};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::step::DataPosition;
 
 /// A batch that workers fill together, each a few rows at a time.
@@ -94,12 +95,21 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
     /// All rows but those that have an error are to be done.
     fn begin_anew(&self, state: &mut State<S, C>) {
         let refused: Vec<usize> = state.errors.iter().map(|(row, _)| *row).collect();
-        state.partial = None;
+        let former = state.partial.take();
         state.present.clear();
         state.own = None;
         state.todo = (0..self.jobs.len()).rev().filter(|row| !refused.contains(row)).collect();
         self.round.fetch_add(1, Ordering::AcqRel);
+        let _ = dropped(former);
     }
+}
+
+/// Drops what a user's code made. A worker that panicked would leave the consumer waiting.
+fn dropped<T>(values: T) -> Result<()> {
+    caught("dropping what a batch was made of", || {
+        drop(values);
+        Ok(())
+    })
 }
 
 #[cfg(test)]

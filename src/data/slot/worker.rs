@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Slot, Standing};
+use super::{Slot, Standing, dropped};
 use crate::data::buffers::Buffers;
 use crate::data::caught::caught;
 use crate::data::collate::Collate;
@@ -47,17 +47,18 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         if !self.wants(share) {
             return Ok(());
         }
-        let put = match &mut state.partial {
+        let first = state.partial.is_none();
+        let put = caught("collating a batch", || match &mut state.partial {
             Some(partial) => collate.put(partial, row, sample),
-            none => collate.begin(self.jobs.len(), &sample, buffers).and_then(|partial| {
-                let put = collate.put(none.insert(partial), row, sample);
-                if put.is_err() {
-                    // One that is not in the batch does not decide what fits it.
-                    *none = None;
-                }
-                put
-            }),
-        };
+            none => {
+                let partial = collate.begin(self.jobs.len(), &sample, buffers)?;
+                collate.put(none.insert(partial), row, sample)
+            }
+        });
+        if first && put.is_err() {
+            // One that is not in the batch does not decide what fits it.
+            let _ = dropped(state.partial.take());
+        }
         match put {
             // Whoever came first has decided what fits; that must not be chance.
             Err(error) if !error.is_out_of_memory() && collate.first_decides() && !state.ordered => {
@@ -106,7 +107,7 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
             return false;
         }
         state.present.sort_unstable();
-        let (Some(mut partial), false) = (state.partial.take(), state.present.is_empty()) else {
+        let Some(mut partial) = state.partial.take() else {
             state.standing = Standing::Done(None);
             return true;
         };
@@ -138,12 +139,4 @@ impl<J, S, C: Collate<S>> Slot<J, S, C> {
         };
         true
     }
-}
-
-/// Drops what a user's code made; a worker that panicked would leave the consumer waiting.
-fn dropped<T>(values: T) -> Result<()> {
-    caught("dropping what a batch was made of", || {
-        drop(values);
-        Ok(())
-    })
 }
