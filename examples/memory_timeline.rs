@@ -1,6 +1,6 @@
 //! Where the memory of a training step goes: estimates it, trains a small GPT with checkpointed
-//! blocks for three steps, prints how far off the estimate was and who held the peak, and writes the chart, the page to hover over, the
-//! trace for Perfetto and the table of events.
+//! blocks for three steps, prints how far off the estimate was and who held the peak, and writes the
+//! chart, the page to hover over, the trace for Perfetto and the table of events.
 //!
 //! `cargo run --release --example memory_timeline -- FOLDER`
 
@@ -17,6 +17,7 @@ use memfit::{Loss, Stack};
 
 fn main() -> Result<(), Failure> {
     let folder = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
+    std::fs::create_dir_all(&folder)?;
     let config = Config { context: 128, batch: 8, ..Config::small() };
     let vs = nn::VarStore::new(Device::Cpu);
     let model = Gpt::new(&vs.root(), &config, Recompute::Every(1));
