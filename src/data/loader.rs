@@ -84,6 +84,15 @@ impl<B: 'static> Loader<B> {
 
     /// Batches of a whole epoch that this rank gets, for a schedule; `None` for a stream. Fewer come
     /// where all records of one are bad.
+    ///
+    /// ```
+    /// use memfit::data::{InMemory, Loader, Tail};
+    ///
+    /// let of_two = |tail| Loader::new(InMemory::of(vec![0_i64; 10])).batch(4).rank(1, 2).tail(tail).build();
+    /// assert_eq!(of_two(Tail::Keep)?.batches(), Some(2)); // of 4 and 1
+    /// assert_eq!(of_two(Tail::Drop)?.batches(), Some(1));
+    /// # Ok::<(), memfit::Error>(())
+    /// ```
     pub fn batches(&self) -> Option<u64> {
         self.engine.samples().map(|samples| self.deal.batches(samples))
     }

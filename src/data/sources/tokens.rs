@@ -213,6 +213,15 @@ impl<T: Token> Tokens<T> {
     /// # Errors
     /// [`Error::Config`] for a range beyond the tokens; as of a record, with the file and the byte
     /// where the range begins, where it was cut or has an id that is not in the vocabulary.
+    ///
+    /// ```
+    /// use memfit::data::Tokens;
+    ///
+    /// let text = Tokens::of(b"to be or not".to_vec());
+    /// assert_eq!(text.read(3..5)?, [b'b', b'e'].map(i64::from));
+    /// assert!(text.read(10..13).is_err());
+    /// # Ok::<(), memfit::Error>(())
+    /// ```
     pub fn read(&self, range: Range<u64>) -> Result<Vec<i64>> {
         let count = inside("Tokens::read", &range, self.len)?;
         // More than can be counted is more than there is memory for.
